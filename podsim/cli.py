@@ -69,6 +69,15 @@ def sim(
     inter_token_ms: Annotated[
         float, typer.Option(min=0.1, help="Shortest engine step: time between two tokens, in milliseconds.")
     ] = 8.0,
+    stream_us: Annotated[
+        float, typer.Option(min=0.0, help="What each sequence adds to an engine step, in microseconds.")
+    ] = 0.0,
+    context_token_us: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="What each token that a step attends to adds to it, in microseconds: its KV is read once."
+        ),
+    ] = 0.0,
     event_generation: Annotated[
         EventGeneration,
         typer.Option(
@@ -126,6 +135,8 @@ def sim(
         max_step_tokens=max_num_batched_tokens,
         prefill_tokens_per_second=prefill_tokens_per_second,
         inter_token_seconds=inter_token_ms / 1000,
+        stream_seconds=stream_us / 1e6,
+        context_token_seconds=context_token_us / 1e6,
     )
     link = LinkSettings(
         bytes_per_token=kv_bytes_per_token, bytes_per_second=kv_link_bytes_per_second, fixed_seconds=kv_link_seconds

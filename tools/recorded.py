@@ -144,6 +144,61 @@ def overload() -> str:
     return table(rows)
 
 
+def promise() -> str:
+    """Return what is kept of a promised time a token, and the share of least request's throughput, by load and arm."""
+    head = [
+        "",
+        "token gap p50 / p95, ms",
+        "promised",
+        "TTFT p95, ms",
+        "answered",
+        "prompt tokens/s",
+        "of least request's",
+    ]
+    rows = [head]
+    for each in _newest_promise():
+        share = each["throughput_share"]
+        rows.append(
+            [
+                f"`{each['arm']}` {each['load']:g}x",
+                f"{each['inter_token_p50']:.1f} / {each['inter_token_p95']:.1f}",
+                f"{each['promised_ms']:g}",
+                f"{each['ttft_p95']:,.0f}",
+                f"{100 * each['answered_share']:.0f} %",
+                f"{each['throughput']:,.0f}",
+                f"{100 * share:.0f} %" if share is not None else "",
+            ]
+        )
+    return _table(rows)
+
+
+def _newest_promise() -> list[Facts]:
+    """Return the rows of the newest run with that part, by itself or behind the others."""
+    for path in sorted(REPOSITORY.glob("bench/results/*-overload*.json"), reverse=True):
+        rows: list[Facts] = json.loads(path.read_text(encoding="utf-8")).get("promise", {}).get("rows", [])
+        if rows:
+            return rows
+    raise FileNotFoundError("bench/results has no result of overload with a promised time a token")
+
+
+def conserved() -> str:
+    """Return what order costs in throughput, by mix."""
+    head = ["mix", "interactive TTFT p95, ms", "aimed at", "least request", "of least request's throughput"]
+    rows = [[*head, "refused at 0.9 times the capacity"]]
+    for each in newest("conserved")["rows"]:
+        rows.append(
+            [
+                each["says"],
+                f"{each['interactive_p95']:,.0f}",
+                f"{each['interactive_aim']:,.0f}",
+                f"{each['least_request_p95']:,.0f}",
+                f"{100 * each['share']:.1f} % ({100 * min(each['shares']):.1f} at least)",
+                f"{each['refusals']} of {each['requests']:,}",
+            ]
+        )
+    return _table(rows)
+
+
 def disaggregation() -> str:
     """Return what clients get and what pods do, by mix, fleet and rule."""
     result = newest("disaggregation")
@@ -289,6 +344,8 @@ TABLES = {
             peers,
             radix_tree,
             overload,
+            promise,
+            conserved,
             disaggregation,
             scaling,
             gpu_steps,

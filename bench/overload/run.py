@@ -1,8 +1,8 @@
 """Overload without collapse: `python -m bench.overload.run [--arms A,B] [--quick] [--out FILE]`.
 
 Plays 0.5 to 3 times what the simulated pods can do behind kvmesh with its priorities, behind kvmesh without them, and
-behind Envoy alone. Prints tables and whether the targets are met, and writes JSON, which
-docs/evidence/overload-benchmark.md explains.
+behind Envoy alone; then the part with a promised time a token (`promises`; `--only-promise`: that alone). Prints tables
+and whether the targets are met, and writes JSON, which docs/evidence/overload-benchmark.md explains.
 """
 
 import argparse
@@ -23,8 +23,16 @@ from rich.console import Console
 from bench.overload.arms import USUALLY, OverloadArm, arms
 from bench.overload.measure import Bench, measure_arm
 from bench.overload.plan import QUICK, STANDARD, Plan
+from bench.overload.promises import (
+    PROMISE_PLAN,
+    QUICK_PROMISE_PLAN,
+    promise_arms,
+    promise_rows,
+    promise_table,
+    promise_verdicts,
+)
 from bench.overload.summary import RunSummary
-from bench.overload.tables import WIDTH, tables
+from bench.overload.tables import WIDTH, tables, verdict_line
 from bench.overload.verdicts import order, verdicts
 from bench.prompts import vocabulary_words
 from bench.routing.arms import picker_arm
@@ -59,6 +67,8 @@ def main() -> None:
     subject = Subject(checkout=options.kvmesh.resolve())
     console = Console(stderr=True)
     chosen = _arms(options, plan, subject, say=lambda line: console.print(line, style="yellow", highlight=False))
+    promise_plan = QUICK_PROMISE_PLAN if options.quick else PROMISE_PLAN
+    promised = [_runnable(each, subject, say=_quiet) for each in promise_arms(promise_plan).values()]
     with tempfile.TemporaryDirectory(prefix="kvmesh-overload-") as name:
         bench = Bench(
             plan=plan,
@@ -67,23 +77,47 @@ def main() -> None:
             directory=options.keep or Path(name),
             say=lambda line: console.print(f"{line} ...", highlight=False),
         )
-        bench.directory.mkdir(parents=True, exist_ok=True)
+        with_promise = replace(bench, plan=promise_plan, directory=bench.directory / "promise")
+        for each in (bench, with_promise):
+            each.directory.mkdir(parents=True, exist_ok=True)
         load_before = os.getloadavg()[0]
-        runs = run_to_end(_all_arms(bench, chosen), limit_seconds=plan.limit_seconds)
-    judged, orders = verdicts(runs), order(runs)
+        parts = [(bench, () if options.only_promise else chosen), (with_promise, promised if options.promise else ())]
+        runs, promise_runs = run_to_end(_all_parts(parts), limit_seconds=plan.limit_seconds)
+    rows = promise_rows(promise_runs, classes=promise_plan.classes)
+    judged, orders = [*verdicts(runs), *promise_verdicts(rows)], order(runs)
     found = {
         "plan": asdict(plan),
         "arms": {each.arm.name: {"says": each.arm.says, "policy": each.arm.policy} for each in chosen},
         "runs": runs,
         "order": orders,
         "verdicts": judged,
+        "promise": {
+            "plan": asdict(promise_plan),
+            "arms": {each.arm.name: {"says": each.arm.says, "policy": each.arm.policy} for each in promised},
+            "rows": rows,
+            "runs": promise_runs,
+        },
     }
     written = write_result(
-        found, out=options.out, name=options.name, began=began, load_before=load_before, subject=subject
+        found,
+        out=options.out,
+        name=options.name or ("overload-promise" if options.only_promise else "overload"),
+        began=began,
+        load_before=load_before,
+        subject=subject,
     )
     console = Console(width=WIDTH)
-    console.print(tables(runs, judged, orders, capacity=plan.capacity), highlight=False)
+    if runs:
+        console.print(tables(runs, [], orders, capacity=plan.capacity), highlight=False)
+    if promise_runs:
+        console.print(promise_table(rows), tables(promise_runs, [], [], capacity=promise_plan.capacity))
+    for verdict in judged:
+        console.print(verdict_line(verdict), highlight=False)
     console.print(written, highlight=False)
+
+
+def _quiet(_: str) -> None:
+    pass  # the arms before have said it
 
 
 def _options() -> argparse.Namespace:
@@ -98,10 +132,14 @@ def _options() -> argparse.Namespace:
         help="one more arm: kvmesh with this policy, a JSON object; at the loads of arm kvmesh",
     )
     parser.add_argument("--loads", help="times the capacity, as 0.5,3; default: what each arm usually gets")
+    parser.add_argument(
+        "--no-promise", dest="promise", action="store_false", help="without the part with a promised time a token"
+    )
+    parser.add_argument("--only-promise", action="store_true", help="that part alone")
     parser.add_argument("--kvmesh", type=Path, default=HERE, help="checkout to measure; default: this one")
     parser.add_argument("--quick", action="store_true", help="few and short runs, for a first look")
     parser.add_argument("--out", type=Path, help="result file; default bench/results/<date>-<name>.json")
-    parser.add_argument("--name", default="overload", help="part of the default file name (default: overload)")
+    parser.add_argument("--name", help="part of the default file name (default: overload, or overload-promise)")
     parser.add_argument("--keep", type=Path, help="new folder for logs and the outcome of every request")
     options = parser.parse_args()
     if unknown := [name for name in options.arms.split(",") if name and name not in known]:
@@ -145,15 +183,19 @@ def _refusal(subject: Subject, policy: Mapping[str, Any]) -> str | None:
     return asked.stderr.strip().splitlines()[-1] if asked.returncode else None
 
 
-async def _all_arms(bench: Bench, chosen: Sequence[OverloadArm]) -> list[RunSummary]:
+async def _all_parts(parts: Sequence[tuple[Bench, Sequence[OverloadArm]]]) -> list[list[RunSummary]]:
+    """The runs of each part, one part after the other."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # as Ctrl-C: end the children first
-    runs: list[RunSummary] = []
-    async with asyncio.timeout(bench.plan.limit_seconds):
-        for arm in chosen:
-            runs += await measure_arm(bench, arm)
-    return runs
+    found: list[list[RunSummary]] = []
+    async with asyncio.timeout(parts[0][0].plan.limit_seconds):
+        for bench, chosen in parts:
+            runs: list[RunSummary] = []
+            for arm in chosen:
+                runs += await measure_arm(bench, arm)
+            found.append(runs)
+    return found
 
 
 if __name__ == "__main__":

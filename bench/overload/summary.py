@@ -34,6 +34,7 @@ class ClassSummary(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99: float
     inter_token_p50: float
     inter_token_p99: float
+    inter_token_p95: float = float("nan")
 
 
 class TenantSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +178,7 @@ def _class(each: ClassLoad, measured: Sequence[Outcome]) -> ClassSummary:
         ttft_p99=percentile(ttfts, 0.99),
         inter_token_p50=percentile(gaps, 0.50),
         inter_token_p99=percentile(gaps, 0.99),
+        inter_token_p95=percentile(gaps, 0.95),
     )
 
 

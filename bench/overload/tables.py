@@ -34,11 +34,11 @@ def tables(runs: Sequence[RunSummary], verdicts: Sequence[Verdict], order: Seque
         *errors,
         *late,
         *(Text(line) for line in order),
-        *(_verdict_line(verdict) for verdict in verdicts),
+        *(verdict_line(verdict) for verdict in verdicts),
     )
 
 
-def _table(title: str, *headings: str) -> Table:
+def table_of(title: str, *headings: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("arm", no_wrap=True, vertical="bottom")
     for heading in headings:
@@ -48,10 +48,20 @@ def _table(title: str, *headings: str) -> Table:
 
 def _class_table(name: str, runs: Sequence[RunSummary]) -> Table:
     limit = runs[0].of_class(name).ttft_limit
-    table = _table(
+    table = table_of(
         f"{name}: in time is a TTFT within {limit:g} ms",
         *("load", "asked", "answered\n%", "in time\n%", "refused\n%", "failed\n%"),
-        *("TTFT ms\nmean", "\np50", "\np95", "\np99", "token gap\nms p50", "\np99", "steady\ngot %", "flood\ngot %"),
+        *(
+            "TTFT ms\nmean",
+            "\np50",
+            "\np95",
+            "\np99",
+            "token gap\nms p50",
+            "\np95",
+            "\np99",
+            "steady\ngot %",
+            "flood\ngot %",
+        ),
     )
     for run in runs:
         table.add_row(run.arm, _load(run), *_class_cells(run.of_class(name)), *_tenant_cells(run, name))
@@ -60,11 +70,12 @@ def _class_table(name: str, runs: Sequence[RunSummary]) -> Table:
 
 def _class_cells(each: ClassSummary) -> Sequence[str]:
     shares = (each.answered, each.in_time, each.refused, each.failed)
-    times = (each.ttft_mean, each.ttft_p50, each.ttft_p95, each.ttft_p99, each.inter_token_p50, each.inter_token_p99)
+    times = (each.ttft_mean, each.ttft_p50, each.ttft_p95, each.ttft_p99)
+    gaps = (each.inter_token_p50, each.inter_token_p95, each.inter_token_p99)
     return (
         str(each.requests),
         *(f"{100 * count / max(1, each.requests):.1f}" for count in shares),
-        *(f"{value:.0f}" for value in times),
+        *(f"{value:.0f}" for value in (*times, *gaps)),
     )
 
 
@@ -74,7 +85,7 @@ def _tenant_cells(run: RunSummary, name: str) -> Sequence[str]:
 
 
 def _whole_table(runs: Sequence[RunSummary], *, capacity: float) -> Table:
-    table = _table(
+    table = table_of(
         f"all classes: work in prompt tokens, capacity {capacity:g} a second",
         *("load", "goodput\nof cap. %", "all work\nof cap. %", "good\nreq/s", "refusals", "took ms\np50", "\np99"),
         *(
@@ -106,6 +117,7 @@ def _load(run: RunSummary) -> str:
     return f"{run.load:g}x" if run.scenario == "steady" else f"{run.load:g}x falls"
 
 
-def _verdict_line(verdict: Verdict) -> Text:
+def verdict_line(verdict: Verdict) -> Text:
+    """One target and whether it is met."""
     style = "green" if verdict.met else "red"
     return Text(f"{'MET   ' if verdict.met else 'MISSED'} {verdict.target}: {verdict.measured}", style=style)

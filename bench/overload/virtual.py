@@ -24,6 +24,15 @@ from bench.overload.arms import FIRST_COME, KVMESH, LEAST_REQUEST, OFF, Overload
 from bench.overload.load import Ask, Clients
 from bench.overload.measure import Scenario, scenarios
 from bench.overload.plan import QUICK, STANDARD, Plan, policy
+from bench.overload.promises import (
+    PROMISE_PLAN,
+    QUICK_PROMISE_PLAN,
+    promise_arms,
+    promise_policy,
+    promise_rows,
+    promise_table,
+    promise_verdicts,
+)
 from bench.overload.refusable_http import Answer
 from bench.overload.script import Job, Outcome, Request
 from bench.overload.summary import RunSummary, summarise
@@ -127,15 +136,21 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def main() -> None:
     options = _options()
-    plan = QUICK if options.quick else STANDARD
+    if options.promise:
+        plan = QUICK_PROMISE_PLAN if options.quick else PROMISE_PLAN
+    else:
+        plan = QUICK if options.quick else STANDARD
     if options.loads is not None:
         loads = tuple(sorted(float(load) for load in options.loads.split(",")))
         plan = replace(plan, loads=loads, few_loads=loads)
     words, texts = vocabulary_words(TINY_MODEL), Texts(load_model_folder(TINY_MODEL))
-    chosen = [arms(plan)[name] for name in options.arms.split(",") if name]
+    known = promise_arms(plan) if options.promise else arms(plan)
+    names = options.arms or (",".join(known) if options.promise else KVMESH)
+    chosen = [known[name] for name in names.split(",")]
+    base = promise_policy(promised=True) if options.promise else policy()
     for text in options.tries:
         name, _, document = text.partition("=")
-        tried = picker_arm(name, policy=merged(policy(), json.loads(document)))
+        tried = picker_arm(name, policy=merged(base, json.loads(document)))
         chosen.append(OverloadArm(arm=tried, loads=plan.loads, falls=True))
     console = Console(width=WIDTH)
     for seed in range(options.seeds):
@@ -144,6 +159,10 @@ def main() -> None:
         for each in chosen:
             played = _scenarios(seeded, each, words=words, falls=options.fall)
             runs += play(played, each.arm.policy, name=each.arm.name, plan=seeded, texts=texts, seed=seed)
+        if options.promise:
+            rows = promise_rows(runs, classes=plan.classes)
+            console.print(promise_table(rows), tables(runs, promise_verdicts(rows), [], capacity=plan.capacity))
+            continue
         judged = [
             msgspec.structs.replace(verdict, target=f"{each.arm.name}: {verdict.target}")
             for each in chosen
@@ -160,7 +179,8 @@ def _scenarios(plan: Plan, arm: OverloadArm, *, words: Sequence[str], falls: boo
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", default=KVMESH, help=f"of {', '.join(ARMS)}; default: %(default)s")
+    parser.add_argument("--arms", help=f"of {', '.join(ARMS)}; default: {KVMESH}; with --promise all of its own")
+    parser.add_argument("--promise", action="store_true", help="the part with a promised time a token, by itself")
     parser.add_argument("--loads", help="times the capacity, as 0.5,3; default: what each arm usually gets")
     parser.add_argument("--seeds", type=int, default=1, help="different loads, one after the other (default: 1)")
     parser.add_argument("--quick", action="store_true", help="few and short runs")

@@ -33,6 +33,7 @@ from extproc.pools.request_watch import RequestWatch
 from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptKeys
 from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
 from extproc.requests.request import InferenceRequest
+from extproc.slo.stream_promises import stream_promises
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
@@ -88,6 +89,7 @@ class VirtualPicker:
                 turns=RoundRobin(),
                 policy=policy,
                 random=draw,
+                promises=stream_promises(priorities),
             ),
             prompts=_Tokens(pods.texts),
             index=_Caches(pods),

@@ -136,6 +136,8 @@ class VirtualPods:
             max_step_tokens=settings.max_num_batched_tokens,
             prefill_tokens_per_second=settings.prefill_tokens_per_second,
             inter_token_seconds=settings.inter_token_ms / 1000,
+            stream_seconds=settings.stream_us / 1e6,
+            context_token_seconds=settings.context_token_us / 1e6,
         )
         publisher: Any = _NoEvents()
         return Pod(

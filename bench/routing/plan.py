@@ -15,6 +15,8 @@ class PodSettings:
     kv_blocks: int = 2048
     prefill_tokens_per_second: float = 16_000
     inter_token_ms: float = 10
+    stream_us: float = 0.0  # that each sequence adds to a step
+    context_token_us: float = 0.0  # likewise each token that is attended to
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 2048
     max_model_len: int = 16_000
@@ -26,6 +28,7 @@ class PodSettings:
             *("--max-num-batched-tokens", str(self.max_num_batched_tokens)),
             *("--prefill-tokens-per-second", f"{self.prefill_tokens_per_second:g}"),
             *("--inter-token-ms", f"{self.inter_token_ms:g}", "--max-model-len", str(self.max_model_len)),
+            *("--stream-us", f"{self.stream_us:g}", "--context-token-us", f"{self.context_token_us:g}"),
             "--enable-scale-out" if render else "--no-enable-scale-out",
         )
 

@@ -20,6 +20,7 @@ from extproc.admission.pool_pressure import Expectation, PoolPressure
 from extproc.admission.prepared_request import Prepared, Preview
 from extproc.admission.withheld import withheld_refusal, withheld_wait
 from extproc.choosing.choose import PoolView, Snapshot, rooms_in
+from extproc.choosing.room import places_of
 from extproc.errors import (
     DisplacedShedError,
     QueueFullShedError,
@@ -125,7 +126,7 @@ class RequestAdmission:
         asked, request_class = prepared.asked, prepared.asked.request_class
         priority_class, pool = request_class.priority_class, asked.pool
         rooms = rooms_in(view, snapshot, ceiling=priority_class.ceiling)
-        waits = not any(room.fill < 1.0 for room in rooms) or (not self._queue.is_empty and self._would_wait(asked))
+        waits = not any(places_of(rooms)) or (not self._queue.is_empty and self._would_wait(asked))
         expectation = self._pressure.expect(
             snapshot.kept, request_class, pool=pool, uncached_tokens=snapshot.uncached_tokens, waits=waits
         )

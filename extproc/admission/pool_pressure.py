@@ -13,6 +13,7 @@ import msgspec
 from extproc.admission.asked_request import PRIORITY_HEADER
 from extproc.admission.degradation import NO_MEASURES, Degradation, Measures, measures_of
 from extproc.admission.pressure_memory import FIRST, DispatchRates, RetrySlots, TenantShares, WaitMargin
+from extproc.choosing.stream_room import least_seconds
 from extproc.errors import RequestShedError
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
@@ -47,6 +48,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...]
     base_seconds: float  # TTFT of a request without tokens of its own at the best endpoint
     at: float  # monotonic seconds
+    inter_token_seconds: float = 0.0  # with one more stream, where it would be the shortest; 0: not known
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +115,7 @@ class PoolPressure:
             endpoints=tuple([candidate.address for candidate in kept]),
             base_seconds=0.0 if has_room else self._best(kept, own=False),
             at=now,
+            inter_token_seconds=least_seconds(kept, self._estimates) if _is_degraded_by_tokens(request_class) else 0.0,
         )
         for key in ((request_class.class_name, pool), (ANY_CLASS, pool)):
             if key not in self._outlooks:
@@ -359,12 +362,22 @@ class PoolPressure:
         return own
 
     def _inter_token(self, request_class: RequestClass, pool: str, now: float) -> float:
-        """Return the seconds a token at the quickest endpoint, 0 where that is not known."""
+        """Return the seconds a token at the quickest endpoint, 0 where that is not known.
+
+        Of a class that says itself what it is promised: those that one more stream would have.
+        """
         outlook = self._outlook(request_class, pool, now)
         if outlook is None:
             return 0.0
+        if outlook.inter_token_seconds and _is_degraded_by_tokens(request_class):
+            return outlook.inter_token_seconds
         known = (self._estimates.pace(endpoint).inter_token_seconds for endpoint in outlook.endpoints)
         return min((seconds for seconds in known if seconds is not None), default=0.0)
+
+
+def _is_degraded_by_tokens(request_class: RequestClass) -> bool:
+    priority_class = request_class.priority_class
+    return bool(priority_class.degrade) and priority_class.inter_token_seconds is not None
 
 
 def _make_room(remembered: dict[Any, Any], *, most: int) -> None:

@@ -228,6 +228,7 @@ def query_of(
             prompt_tokens=_longest_prompt(tokens) if len(asked.request.prompts) > 1 else tokens.estimated_tokens,
             subset=asked.facts.subset,
             max_model_len=resolved.base.max_model_len if resolved.base is not None else None,
+            class_name=asked.request_class.class_name,
         ),
         hits=hits,
         prompts=prompts,

@@ -15,7 +15,8 @@ from extproc.choosing.decision import Decision, decide, prefillers, require_some
 from extproc.choosing.filters import context_limit
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.hot_prefixes import HotPrefixes, WarmWait, copy_of_hot_prefix
-from extproc.choosing.room import Room, expected_ttft, rooms_of, takes_prompts
+from extproc.choosing.room import Room, expected_ttft, places_of, rooms_of, takes_prompts
+from extproc.choosing.stream_room import unkept
 from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate, EndpointStatus
 from extproc.pods.inflight import Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
@@ -33,6 +34,7 @@ from extproc.prefixes.prompt_match import (
 )
 from extproc.prefixes.routing_memory import NOTHING_HELD, RecentHits, RoutingMemory
 from extproc.replicas.shared_load import EndpointBookings, SharedView
+from extproc.slo.stream_promises import NO_PROMISES, StreamPromises
 
 SURELY_TOO_LONG = 4  # times a context, by an estimate from the text: no tokenizer makes so much less of it
 MOST_FILL = 3.0  # of an endpoint that is still the best place for what it holds
@@ -81,6 +83,7 @@ class PoolView:
     turns: RoundRobin
     policy: PickPolicy
     random: Callable[[], float]  # breaks ties
+    promises: StreamPromises = NO_PROMISES  # that the policy's classes make, as `stream_promises` has them
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +149,9 @@ def look(view: PoolView, query: Query, *, now: float, others: Mapping[str, Endpo
     if unknown:
         degraded = {**degraded, "load-unknown": f"no recent report of {', '.join(unknown)}"}
     kept, rejected = require_some(candidates, ask=ask, strict=query.strict)
+    if view.promises.seconds:
+        words = unkept(kept, view.estimates, class_name=ask.class_name, promises=view.promises)
+        degraded = {**degraded, **words} if words else degraded
     if _will_be_refused(kept, query):
         match = NO_MATCH
         candidates = _candidates(view, query, hits, statuses, match, now=now)
@@ -170,12 +176,13 @@ def choose(view: PoolView, query: Query, snapshot: Snapshot, *, ceiling: float |
     reserve: Sequence[str] = ()
     if ceiling is not None:
         rooms = rooms_in(view, snapshot, ceiling=ceiling)
-        free = [candidate for candidate, room in zip(places, rooms, strict=True) if room.fill < 1.0]
+        has_place = places_of(rooms)
+        free = [candidate for candidate, has in zip(places, has_place, strict=True) if has]
         if not free:
             opens_in = [room.opens_in_seconds for room in rooms if room.opens_in_seconds is not None]
             return Full(opens_in_seconds=min(opens_in, default=None))
         if len(free) < len(places):
-            places, rejected, reserve = _with_room(view, snapshot, rooms, free)
+            places, rejected, reserve = _with_room(view, snapshot, rooms, has_place)
     kept, warm_wait = copy_of_hot_prefix(places, query.prompts, hot=view.hot, policy=view.policy, now=snapshot.at)
     decision = decide(
         kept,
@@ -203,6 +210,8 @@ def rooms_in(view: PoolView, snapshot: Snapshot, *, ceiling: float) -> Sequence[
         estimates=view.estimates,
         full_until=view.health.full_until(now=snapshot.at),
         now=snapshot.at,
+        class_name=snapshot.ask.class_name,
+        promises=view.promises,
     )
 
 
@@ -223,7 +232,7 @@ def any_request(view: PoolView, *, now: float) -> Sequence[Candidate]:
 
 
 def _with_room(
-    view: PoolView, snapshot: Snapshot, rooms: Sequence[Room], free: Sequence[Candidate]
+    view: PoolView, snapshot: Snapshot, rooms: Sequence[Room], has_place: Sequence[bool]
 ) -> tuple[Sequence[Candidate], Mapping[str, str], tuple[str, ...]]:
     """Return the endpoints to choose from, the rejected ones, and those of them that may still serve as a fallback.
 
@@ -232,17 +241,18 @@ def _with_room(
     again takes room from all others.
     """
     now = snapshot.at
+    free = [candidate for candidate, has in zip(snapshot.kept, has_place, strict=True) if has]
     best_seconds = min(expected_ttft(candidate, view.estimates, now=now) for candidate in free)
     rejected = dict(snapshot.rejected)
     places: list[Candidate] = []
     reserve: list[tuple[float, str]] = []
-    for candidate, room in zip(snapshot.kept, rooms, strict=True):
+    for candidate, room, has in zip(snapshot.kept, rooms, has_place, strict=True):
         is_worth_the_wait = (
             room.by_backlog
             and room.fill < MOST_FILL
             and expected_ttft(candidate, view.estimates, now=now) < best_seconds
         )
-        if room.fill < 1.0 or is_worth_the_wait:
+        if has or is_worth_the_wait:
             places.append(candidate)
         else:
             rejected[candidate.address] = f"room: {room.why}"

@@ -8,15 +8,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from extproc.choosing.stream_room import broken_promise
 from extproc.pods.endpoint import Candidate
 from extproc.pods.endpoint_samples import EndpointPace
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import OverloadPolicy
+from extproc.slo.stream_promises import NO_PROMISES, StreamPromises
 from kvmesh.pods.pod_report import EndpointLoad
 
 LEAST_SHARE = 0.1  # of the limits that an endpoint has which has just started
 BLIND_REQUESTS = 32.0  # open at an endpoint while no endpoint reports, however few it ran: no server is that small
 LEAST_LIMIT = 1e-3  # of limits that the policy sets to nothing
+PREEMPTED_SECONDS = 2.0  # after it has pushed a stream back an endpoint has no room for less important classes
 
 
 class Room(msgspec.Struct, frozen=True, gc=False):
@@ -26,6 +29,7 @@ class Room(msgspec.Struct, frozen=True, gc=False):
     why: str = ""  # it is full, for people; "" else
     opens_in_seconds: float | None = None  # where time alone makes room; None: there is room, or an event has to
     by_backlog: bool = False  # prompts that are to be computed there are all that makes it full
+    yields: bool = False  # promises, or streams, of less important classes are all that makes it full
 
 
 EMPTY = Room(0.0)
@@ -39,6 +43,8 @@ def rooms_of(
     estimates: LatencyEstimates,
     full_until: Mapping[str, float],
     now: float,
+    class_name: str = "",
+    promises: StreamPromises = NO_PROMISES,
 ) -> list[Room]:
     """Return how full each is at `now` for a class that may fill `ceiling` (0..1) of the limits."""
     blind = all(candidate.load is None for candidate in candidates)
@@ -51,9 +57,20 @@ def rooms_of(
             full_until=full_until,
             now=now,
             blind=blind,
+            class_name=class_name,
+            promises=promises,
         )
         for candidate in candidates
     ]
+
+
+def places_of(rooms: Sequence[Room]) -> Sequence[bool]:
+    """Tell for each endpoint whether a request may go there: where it has room.
+
+    Where none has, what is promised to less important classes gives way, and their streams are not waited for.
+    """
+    free = [room.fill < 1.0 for room in rooms]
+    return free if True in free else [room.yields for room in rooms]
 
 
 def room(
@@ -65,6 +82,8 @@ def room(
     full_until: Mapping[str, float],
     now: float,
     blind: bool = False,
+    class_name: str = "",
+    promises: StreamPromises = NO_PROMISES,
 ) -> Room:
     """Return how full one endpoint is; `blind`: no endpoint of the pool reports, so that bookings decide alone."""
     if full_until and (until := full_until.get(candidate.address, 0.0)) > now:
@@ -78,7 +97,22 @@ def room(
             return Room(candidate.open_requests / few, f"it is new, with {candidate.open_requests} requests open")
     if load is None:
         return _unknown(candidate, pace, policy=policy, share=started * ceiling, blind=blind)
-    return _known(candidate, load, pace, policy=policy, share=started * ceiling, now=now)
+    found = _known(candidate, load, pace, policy=policy, share=started * ceiling, now=now)
+    if now - pace.preempted_at < PREEMPTED_SECONDS and promises.is_low(class_name):
+        return _preempting(found, since=now - pace.preempted_at)
+    if promises.seconds and (found.fill < 1.0 or found.by_backlog) and found is not EMPTY:
+        broken = broken_promise(candidate, pace, class_name=class_name, promises=promises)
+        if broken is not None:
+            return Room(broken.fill, broken.why, yields=broken.yields and found.fill < 1.0)
+    return found
+
+
+def _preempting(found: Room, *, since: float) -> Room:
+    """Return how full an endpoint is that pushed a stream back so many seconds ago, and else is `found` so full."""
+    if found is EMPTY or (found.fill >= 1.0 and not found.by_backlog):
+        return found
+    since = max(since, 0.0)
+    return Room(1.0, f"it has pushed a stream back {since:.1f} s ago: its cache is full", PREEMPTED_SECONDS - since)
 
 
 def takes_prompts(candidate: Candidate, *, policy: OverloadPolicy, full_until: Mapping[str, float], now: float) -> bool:

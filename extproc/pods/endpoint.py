@@ -105,6 +105,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     filled_tokens: float = 0.0  # prompt tokens computed there of late: what has taken room in its cache
     trend: EndpointTrend = NO_TREND
     models: EndpointModels | None = None
+    promised: Mapping[str, int] = {}  # open streams there by class, of classes with a promised time a token
     role: Role = Role.BOTH
     cordoned: bool = False  # the operator keeps new requests away
     unhealthy: str | None = None  # why it is avoided
@@ -141,6 +142,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     subset: frozenset[str] | None = None  # endpoints that the route allows (`envoy.lb.subset_hint`); None: all
     max_model_len: int | None = None  # from the configuration, where the pods do not say
     turn: int = 0  # counts requests: what round robin goes by
+    class_name: str = ""  # of its priority; "": none
 
 
 NOTHING_ASKED = Ask()

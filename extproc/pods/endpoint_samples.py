@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from extproc.pods.endpoint import NO_TREND, EndpointTrend
+from extproc.pods.step_times import StepTime
+from extproc.pods.stream_samples import StreamPace, StreamSamples
 from kvmesh.pods.pod_report import EndpointLoad
 
 SCALE_TOKENS = 4096.0  # a prompt of so many tokens teaches as much of the time a token as of the base
@@ -187,6 +189,8 @@ class EndpointPace(msgspec.Struct, frozen=True, kw_only=True):
     most_running: float  # the most that it ran of late
     inter_token_seconds: float | None
     first_token_seconds: float  # mean of what the endpoint itself counted of late; 0: nothing
+    streams: StreamPace | None = None  # None: what one more stream costs is not known
+    preempted_at: float = float("-inf")  # monotonic seconds at which it was last seen to have pushed a stream back
 
 
 @dataclass(slots=True, eq=False)
@@ -197,6 +201,7 @@ class EndpointSamples:
     compared_to: EndpointLoad | None = None
     fit: FirstTokenFit = field(default_factory=FirstTokenFit)
     running: RunningLimit = field(default_factory=RunningLimit)
+    streams: StreamSamples = field(default_factory=StreamSamples)
     trend_rate: float | None = None
     wall_seconds: float = 0.0
     queued_seconds: float = 0.0
@@ -227,8 +232,11 @@ class EndpointSamples:
         share = (self.prefill_seconds / self.wall_seconds - BUSY_SHARE) / (FULLY_BUSY_SHARE - BUSY_SHARE)
         return min(max(share, 0.0), 1.0)
 
-    def report(self, load: EndpointLoad, *, prior: Pace) -> None:
-        """Take what was counted since the last report; counters that begin anew are a new start."""
+    def report(self, load: EndpointLoad, *, prior: Pace, step: StepTime | None = None) -> None:
+        """Take what was counted since the last report; counters that begin anew are a new start.
+
+        `prior` and `step` are what is known of the pool's pods.
+        """
         last = self.last
         if last is None or restarted(last, load) or load.first_token_count < last.first_token_count:
             self.last = self.compared_to = load
@@ -244,6 +252,7 @@ class EndpointSamples:
         # pods that do not count first tokens count ends, of which there are as many
         self.running.report(load, seconds=seconds, starts=starts or max(load.prefill_count - last.prefill_count, 0))
         self._add(last, load, seconds=seconds, prior=prior)
+        self.streams.report(last, load, pool=step)
         self._compare(load)
 
     def _add(self, last: EndpointLoad, load: EndpointLoad, *, seconds: float, prior: Pace) -> None:
@@ -379,6 +388,8 @@ class EndpointSamples:
                 if self.first_tokens > LEAST_WEIGHT
                 else 0.0
             ),
+            streams=self.streams.pace,
+            preempted_at=self.streams.preempted_at,
         )
 
 

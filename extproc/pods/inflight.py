@@ -22,6 +22,10 @@ class Booking(msgspec.Struct, kw_only=True, eq=False):
     uncached_tokens: int = 0  # of its prompt, expected to be computed there
     context_tokens: int = 0  # of its prompt altogether
     queued_tokens: float = 0.0  # of the uncached ones, those not computed yet, by estimate
+    promised: str = ""  # its class, where that is promised a time a token
+
+
+NONE_PROMISED: Mapping[str, int] = {}
 
 
 class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -31,6 +35,7 @@ class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     uncached_tokens: float = 0.0  # expected not to be computed yet
     context_tokens: int = 0
     filled_tokens: float = 0.0  # computed there of late, open or not: what has filled its cache; fades
+    promised: Mapping[str, int] = NONE_PROMISED  # requests by class, of classes with a promised time a token
 
 
 NO_BOOKINGS = EndpointTotals()
@@ -65,14 +70,20 @@ class Bookings:
         self._rates.pop(endpoint, None)
         return True
 
-    def book(self, endpoint: str, *, now: float, uncached_tokens: int = 0, context_tokens: int = 0) -> Booking:
-        """Count one more request on the endpoint; every booking must be released exactly once."""
+    def book(
+        self, endpoint: str, *, now: float, uncached_tokens: int = 0, context_tokens: int = 0, promised: str = ""
+    ) -> Booking:
+        """Count one more request on the endpoint; every booking must be released exactly once.
+
+        `promised`: its class, where that is promised a time a token.
+        """
         booking = Booking(
             endpoint=endpoint,
             booked_at=now,
             uncached_tokens=uncached_tokens,
             context_tokens=context_tokens,
             queued_tokens=float(uncached_tokens),
+            promised=promised,
         )
         booked = self._endpoints.get(endpoint)
         if booked is None:
@@ -82,6 +93,8 @@ class Bookings:
         booked.drain(now)
         booked.open[booking] = None
         booked.context_tokens += context_tokens
+        if promised:
+            booked.promised[promised] = booked.promised.get(promised, 0) + 1
         if uncached_tokens > 0:
             booked.queued[booking] = None
             booked.queued_tokens += uncached_tokens
@@ -96,6 +109,10 @@ class Bookings:
         booked = self._endpoints[booking.endpoint]
         del booked.open[booking]
         booked.context_tokens -= booking.context_tokens
+        if booking.promised:
+            booked.promised[booking.promised] -= 1
+            if not booked.promised[booking.promised]:
+                del booked.promised[booking.promised]
         if booking in booked.queued:
             booked.computed(booking)
 
@@ -164,6 +181,7 @@ class Bookings:
             uncached_tokens=booked.queued_tokens,
             context_tokens=booked.context_tokens,
             filled_tokens=filled,
+            promised=dict(booked.promised) if booked.promised else NONE_PROMISED,
         )
 
     def all_totals(self, *, now: float) -> Mapping[str, EndpointTotals]:
@@ -204,6 +222,7 @@ class _EndpointBookings:
     queued_tokens: float = 0.0
     others_tokens: float = 0.0  # of other replicas, waiting there too
     context_tokens: int = 0
+    promised: dict[str, int] = field(default_factory=dict)
     filled_tokens: float = 0.0
     first_token_count: int | None = None  # of the last report
     early: float = 0.0  # prompts that were taken for computed before the pod counted their first tokens

@@ -17,6 +17,7 @@ import msgspec
 
 from extproc.pods.endpoint import EndpointTrend
 from extproc.pods.endpoint_samples import LEAST_WEIGHT, MOST_SECONDS, EndpointPace, EndpointSamples, Pace
+from extproc.pods.step_times import StepTime, StepTimes
 from kvmesh.pods.pod_report import EndpointLoad
 
 BASE_SECONDS = 0.02  # what the shortest prompt takes, until one was measured: about one step
@@ -43,6 +44,7 @@ class LatencyEstimates:
         self._paces: dict[str, EndpointPace] = {}
         self._unseen = _unseen(self._policy)
         self._aged_at: float | None = None
+        self._step: StepTime | None = None  # of the pool's pods; what was known once stays until it is known better
         self.most_running = 0.0  # at an endpoint of the pool: the median of the most that each ran of late
 
     def reconfigure(self, *, tokens_per_second: float) -> None:
@@ -56,7 +58,7 @@ class LatencyEstimates:
     def report(self, endpoint: str, load: EndpointLoad, *, now: float) -> None:
         """Take what the endpoint has counted since its last report."""
         samples = self._samples_of(endpoint)
-        samples.report(load, prior=self._pool)
+        samples.report(load, prior=self._pool, step=self._step)
         self._paces[endpoint] = samples.pace(self._pool)
         self.age(now=now)
 
@@ -154,6 +156,7 @@ class LatencyEstimates:
             samples.running.most_running for samples in self._samples.values() if samples.running.most_running > 0.0
         ]
         self.most_running = median(running) if running else 0.0
+        self._step = StepTimes.sum_of(samples.streams.times for samples in self._samples.values()).fit(self._step)
 
     def forget(self, endpoint: str) -> None:
         """Forget the endpoint: it is gone, or another process."""

@@ -154,7 +154,11 @@ class PriorityClass(Section, frozen=True, kw_only=True):
     tolerance: Annotated[Tolerance, about("how long users wait gladly: sets the targets not given")] = Tolerance.SECONDS
     ttft_seconds: Annotated[Seconds | None, about("promised time to the first token", default="tolerance")] = None
     inter_token_seconds: Annotated[
-        Seconds | None, about("promised mean time from one token to the next", default="tolerance")
+        Seconds | None,
+        about(
+            "promised mean time from one token to the next; given here, a pod where it would be broken is full",
+            default="tolerance",
+        ),
     ] = None
     queue_seconds: Annotated[SecondsOrZero | None, about("longest wait in the queue", default="tolerance")] = None
     attainment: Annotated[

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from extproc.admission.asked_request import AskedRequest
 from extproc.admission.prepared_request import Picked, response_session
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.room import expected_ttft
@@ -23,7 +24,7 @@ from extproc.quotas.quota import QuotaAsk, QuotaNote
 from extproc.quotas.shared_quotas import Quotas
 from extproc.replicas.shared_load import EndpointBookings
 from extproc.replicas.shared_state import PoolShare
-from extproc.requests.request import ApiKind
+from extproc.requests.request import TEXT_APIS, ApiKind
 from extproc.responses.realised import Comparison, RealisedWatch
 from extproc.slo.judgement import Judgement, Outcome
 from extproc.slo.promise import AnswerPromise, OpenPromise
@@ -133,7 +134,9 @@ class PickerBooks:
         if request.api is not ApiKind.TOKENIZE:  # which costs no GPU and leaves nothing in its cache
             prompts, context = prepared.query.prompts, decision.prompt_tokens
             uncached = picked.uncached_tokens
-        booking = self.bookings.book(endpoint, now=now, uncached_tokens=uncached, context_tokens=context)
+        booking = self.bookings.book(
+            endpoint, now=now, uncached_tokens=uncached, context_tokens=context, promised=_promised(prepared.asked)
+        )
         self._sent[booking] = _Sent(
             prompts=prompts,
             session=prepared.query.session,
@@ -258,6 +261,7 @@ class PickerBooks:
             now=self._clock(),
             uncached_tokens=uncached_tokens,
             context_tokens=booking.context_tokens,
+            promised=booking.promised,
         )
         self._sent[moved] = sent = self._sent.pop(booking)
         self.memory.note(
@@ -384,7 +388,9 @@ class PickerBooks:
     def own_bookings(self) -> Mapping[str, EndpointBookings]:
         """Return what is open here, as the other replicas are told."""
         return {
-            endpoint: EndpointBookings(totals.requests, int(totals.uncached_tokens), totals.context_tokens)
+            endpoint: EndpointBookings(
+                totals.requests, int(totals.uncached_tokens), totals.context_tokens, totals.promised
+            )
             for endpoint, totals in self.bookings.all_totals(now=self._clock()).items()
         }
 
@@ -412,6 +418,14 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
     quota: QuotaAsk | None
     is_stream: bool
     counted: CountedRequest | None = None  # None: it is not counted under the names of the inference extension
+
+
+def _promised(asked: AskedRequest) -> str:
+    """Return the class of a request whose answer's tokens are promised to come in time; "" else."""
+    request_class = asked.request_class
+    if request_class.priority_class.inter_token_seconds is None or asked.request.api not in TEXT_APIS:
+        return ""
+    return request_class.class_name
 
 
 def _generated(status: int, *, is_stream: bool) -> int | None:

@@ -37,6 +37,7 @@ from extproc.pools.shared_resources import SharedResources
 from extproc.prefixes.prefix_index import RedisPrefixIndex
 from extproc.quotas.shared_quotas import Quotas
 from extproc.responses.response_plan import ResponsePlan
+from extproc.slo.stream_promises import stream_promises
 from extproc.telemetry.endpoint_telemetry import EndpointView
 from extproc.telemetry.first_pod_telemetry import FirstPodTelemetry
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
@@ -261,7 +262,7 @@ class Pool:
             self.degradation.reconfigure(priorities)
             runtime.pressure.reconfigure(priorities)
         runtime.view.hot.reconfigure(policy.hotspot)
-        runtime.view = replace(runtime.view, policy=policy)
+        runtime.view = replace(runtime.view, policy=policy, promises=stream_promises(priorities))
         runtime.reader = replace(
             runtime.reader,
             models=self._models,
@@ -315,6 +316,7 @@ class Pool:
                 turns=RoundRobin(),
                 policy=policy,
                 random=random.random,
+                promises=stream_promises(priorities),
             ),
             prompts=self.prompts,
             index=self.index,

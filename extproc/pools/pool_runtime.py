@@ -46,7 +46,7 @@ from extproc.records.request_events import ClientLeftError, DecisionRecord, Requ
 from extproc.replicas.shared_load import EndpointBookings
 from extproc.requests.kept_responses import RANDOM_BYTES, owned_id, with_response_id
 from extproc.requests.long_work import LongWork
-from extproc.requests.request import ApiKind
+from extproc.requests.request import TEXT_APIS
 from extproc.slo.judgement import Outcome
 from extproc.slo.promise import AnswerPromise, OpenPromise
 from extproc.telemetry.degradation_log import DegradationLog
@@ -56,11 +56,6 @@ from extproc.telemetry.picker_telemetry import PickerTelemetry
 log = logging.getLogger(__name__)
 
 READY, UNKNOWN = Reachability.READY, Reachability.UNKNOWN
-
-# whose answers are tokens, to which times can be promised
-TEXT_APIS = frozenset(
-    (ApiKind.CHAT_COMPLETIONS, ApiKind.COMPLETIONS, ApiKind.RESPONSES, ApiKind.MESSAGES, ApiKind.GENERATE)
-)
 
 FAILED_OPEN = "failed-open"  # an outcome: sent without a decision
 

@@ -17,13 +17,22 @@ class EndpointBookings(msgspec.Struct, frozen=True, array_like=True):
     requests: Count = 0
     uncached_tokens: Count = 0  # of prompts that the endpoint has still to compute
     context_tokens: Count = 0  # of all these requests: what decoding has to attend to
+    promised: Mapping[str, Count] = {}  # these requests by class, of classes with a promised time a token
 
     def __add__(self, more: "EndpointBookings") -> "EndpointBookings":
         return EndpointBookings(
             self.requests + more.requests,
             self.uncached_tokens + more.uncached_tokens,
             self.context_tokens + more.context_tokens,
+            add_counts(self.promised, more.promised),
         )
+
+
+def add_counts(some: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, int]:
+    """Add counts name by name."""
+    if not some or not more:
+        return some or more
+    return {name: some.get(name, 0) + more.get(name, 0) for name in {**some, **more}}
 
 
 class SharedView(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,12 @@ class ApiKind(Enum):
     OTHER = "other"
 
 
+# whose answers are tokens, to which times can be promised
+TEXT_APIS = frozenset(
+    (ApiKind.CHAT_COMPLETIONS, ApiKind.COMPLETIONS, ApiKind.RESPONSES, ApiKind.MESSAGES, ApiKind.GENERATE)
+)
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation that the model's chat template turns into text.
 

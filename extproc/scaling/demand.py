@@ -11,8 +11,8 @@ from math import isfinite
 
 import msgspec
 
+from extproc.pods.step_times import StepTimes
 from extproc.scaling.seen import PodSeen
-from extproc.scaling.step_times import StepTimes
 from kvmesh.pods.pod_report import EndpointLoad
 
 MEANS_SECONDS = 120.0  # half-life of what an average request brings

@@ -43,6 +43,7 @@ _REPORTED: Mapping[Metric, Callable[[EndpointLoad, float], float]] = {
     metrics.ENDPOINT_RUNNING: lambda load, _: load.running_requests,
     metrics.ENDPOINT_KV_USAGE: lambda load, _: load.kv_usage,
     metrics.ENDPOINT_REPORT_AGE: lambda load, now: max(now - load.reported_at, 0.0),
+    metrics.ENDPOINT_PREEMPTIONS: lambda load, _: load.preemptions,
     metrics.ENDPOINT_HIT_TOKENS: lambda load, _: load.prefix_hit_tokens,
     metrics.ENDPOINT_QUERY_TOKENS: lambda load, _: load.prefix_query_tokens,
 }
@@ -70,6 +71,13 @@ def endpoint_metrics(view: EndpointView) -> Iterator[tuple[Metric, Rows]]:
     refusing = frozenset(view.refusing())
     yield metrics.ENDPOINT_WANTS_KEY, ((key, key[0] in refusing) for key in addresses)
     yield metrics.ENDPOINT_PACE, ((key, pace(key[0]).prefill.seconds_a_token) for key in addresses)
+    paced = [(status.address, status.load, pace(status.address).streams) for status in statuses]
+    learned = [(address, load, streams) for address, load, streams in paced if load is not None and streams is not None]
+    yield metrics.ENDPOINT_STREAM, (((address,), streams.seconds_a_stream) for address, _, streams in learned)
+    yield (
+        metrics.ENDPOINT_NEXT_STREAM,
+        (((address,), streams.seconds_after(load)) for address, load, streams in learned),
+    )
     yield metrics.ESTIMATE_BIAS, ((key, errors[key[0]].bias_seconds) for key in addresses if key[0] in errors)
     yield metrics.KV_LINK_RATE, (((address,), rate) for address, rate in view.links.seen().items())
     fetched = [(status.address, status.load) for status in statuses if status.load and status.load.fetched_bytes]

@@ -246,6 +246,24 @@ ENDPOINT_PACE = gauge(
     "endpoint",
     over=Over.EACH,
 )
+ENDPOINT_STREAM = gauge(
+    "kvmesh_endpoint_stream_seconds",
+    "What one more stream adds to the time a token at an endpoint, as learned from its reports.",
+    "endpoint",
+    over=Over.EACH,
+)
+ENDPOINT_NEXT_STREAM = gauge(
+    "kvmesh_endpoint_next_stream_inter_token_seconds",
+    "Expected time a token at an endpoint once it runs one stream more, as learned from its reports.",
+    "endpoint",
+    over=Over.EACH,
+)
+ENDPOINT_PREEMPTIONS = counter(
+    "kvmesh_endpoint_preemptions_total",
+    "Streams that the endpoint has pushed back since it started, as it reports.",
+    "endpoint",
+    over=Over.EACH,
+)
 ESTIMATE_BIAS = gauge(
     "kvmesh_ttft_estimate_bias_seconds",
     "Mean of expected less real TTFT, lately; above 0: too pessimistic.",

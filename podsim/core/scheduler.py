@@ -24,7 +24,9 @@ class EngineSettings:
     max_running: int = 16  # sequences in one step
     max_step_tokens: int = 2048  # prefill and decode tokens in one step (vLLM's max_num_batched_tokens)
     prefill_tokens_per_second: float = 8000.0
-    inter_token_seconds: float = 0.008  # the shortest step
+    inter_token_seconds: float = 0.008  # the shortest step: the weights are read once, whatever is computed meanwhile
+    stream_seconds: float = 0.0  # that each sequence adds to its step
+    context_token_seconds: float = 0.0  # likewise each token that is attended to: its keys and values are read
 
     @property
     def capacity_tokens(self) -> int:
@@ -162,8 +164,16 @@ class Scheduler:
         if not work:
             return None
         prefill_tokens = sum(tokens for generation, tokens in work if tokens > 1 or not generation.produced)
-        seconds = max(self.settings.inter_token_seconds, prefill_tokens / self.settings.prefill_tokens_per_second)
-        return Step(ends_at=now + seconds, work=work)
+        return Step(ends_at=now + self._step_seconds(work, prefill_tokens), work=work)
+
+    def _step_seconds(self, work: list[tuple[Generation, int]], prefill_tokens: int) -> float:
+        settings = self.settings
+        seconds = max(settings.inter_token_seconds, prefill_tokens / settings.prefill_tokens_per_second)
+        if settings.stream_seconds or settings.context_token_seconds:
+            seconds += settings.stream_seconds * len(work)
+            context = sum(generation.computed + tokens for generation, tokens in work)
+            seconds += settings.context_token_seconds * context
+        return seconds
 
     def finish_step(self, step: Step, now: float) -> StepOutcome:
         """Account for a step that has been computed: every sequence that caught up gets its next token."""

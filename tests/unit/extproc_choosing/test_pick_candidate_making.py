@@ -87,6 +87,15 @@ def test_bookings_of_this_and_the_other_replicas_add_up() -> None:
     assert (pod.booked_requests, pod.queue_depth, pod.active_requests) == (3, 3, 5)  # the pod shows 2, and none queues
 
 
+def test_streams_with_a_promise_are_those_of_all_replicas() -> None:
+    bookings = Bookings()
+    bookings.book("a", now=9.0, promised="chat")
+    bookings.book("b", now=9.0)
+    view = SharedView(others={"a": EndpointBookings(3, 0, 0, {"chat": 2, "code": 1})}, replicas=1)
+    pods = seen(status("a"), status("b"), hits=IndexHits(view=view), bookings=bookings)
+    assert [pod.promised for pod in pods] == [{"chat": 3, "code": 1}, {}]
+
+
 def test_a_session_is_where_any_replica_saw_it_last_else_where_this_one_did() -> None:
     memory = RoutingMemory(PickPolicy())
     memory.note("a", prompts=(), session="s", adapter=None, now=10.0)

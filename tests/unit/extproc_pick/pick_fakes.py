@@ -31,6 +31,7 @@ from extproc.pools.request_watch import RequestWatch
 from extproc.prefixes.prompt_match import IndexHits
 from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
 from extproc.requests.request import InferenceRequest
+from extproc.slo.stream_promises import stream_promises
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
@@ -164,6 +165,7 @@ def runtime(
             turns=RoundRobin(),
             policy=policy,
             random=lambda: 0.0,
+            promises=stream_promises(priorities),
         ),
         prompts=prompts or FakePrompts(),
         index=index or FakeIndex(),

@@ -34,6 +34,19 @@ def test_what_was_computed_takes_room_in_the_cache_until_it_fades_or_the_pod_is_
     assert bookings.totals("a", now=0.0).filled_tokens == 0
 
 
+def test_streams_of_classes_with_a_promise_are_counted_until_they_end() -> None:
+    bookings = Bookings()
+    chats = [bookings.book("a", now=0.0, promised="chat") for _ in range(2)]
+    code = bookings.book("a", now=0.0, promised="code")
+    bookings.book("a", now=0.0)
+    seen = bookings.totals("a", now=0.0)
+    assert (seen.requests, seen.promised) == (4, {"chat": 2, "code": 1})
+    for booking in (chats[0], code):
+        bookings.release(booking)
+    assert bookings.totals("a", now=0.0).promised == {"chat": 1}
+    assert seen.promised == {"chat": 2, "code": 1}  # as it was then
+
+
 def test_time_without_work_is_not_credited_to_later_work() -> None:
     bookings = Bookings(tokens_per_second=1000.0)
     bookings.release(bookings.book("a", now=0.0, uncached_tokens=10))

@@ -16,6 +16,7 @@ from extproc.admission.flow_queue import FlowQueue
 from extproc.errors import NoPoolForHostError, TokenizerError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
+from extproc.policy.inference_policy import read_policy_file
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.pool_config import PoolConfig
 from extproc.policy.priority import PriorityPolicy, Quota
@@ -125,6 +126,19 @@ async def test_what_could_not_be_applied_is_tried_again(tmp_path: Path, monkeypa
     await pools.apply(named(changed))
 
     assert pools.all["llm/a"].config is changed
+    await pools.close()
+
+
+async def test_a_promised_time_a_token_counts_from_the_policy_that_has_it_on(tmp_path: Path) -> None:
+    pools = made(tmp_path)
+    await pools.apply(named(A))
+    assert pools.all["llm/a"].runtime.view.promises.seconds == {}
+    document = {"priorities": {"classes": [{"name": "critical", "interTokenSeconds": 0.03}]}}
+    strict, _ = pick_policy(read_policy_file(document))
+    await pools.apply(named(replace(A, policy=strict)))
+    promises = pools.all["llm/a"].runtime.view.promises
+    assert (promises.seconds, promises.tightest_seconds) == ({"critical": 0.03}, 0.03)
+    assert [promises.is_low(name) for name in ("critical", "standard", "")] == [False, True, False]
     await pools.close()
 
 

@@ -13,5 +13,10 @@ def test_bookings_of_several_replicas_add_up_endpoint_by_endpoint() -> None:
     assert one == {A: EndpointBookings(1, 100, 1000)}
 
 
+def test_streams_with_a_promise_add_up_class_by_class() -> None:
+    one, two = {A: EndpointBookings(2, 0, 0, {"chat": 2})}, {A: EndpointBookings(3, 0, 0, {"chat": 1, "code": 2})}
+    assert add_bookings([one, two, {A: EndpointBookings(1)}]) == {A: EndpointBookings(6, 0, 0, {"chat": 3, "code": 2})}
+
+
 def test_nobody_has_booked_nothing() -> None:
     assert add_bookings([]) == {}

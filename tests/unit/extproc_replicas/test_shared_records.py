@@ -34,20 +34,22 @@ def commands(packed: bytes) -> list[list[bytes]]:
 
 
 def test_bookings_are_stored_for_a_lease_as_people_can_read_them() -> None:
-    packed = pack_set_load(b"one", {A: EndpointBookings(2, 300, 4000)}, lease_seconds=2.0)
+    packed = pack_set_load(b"one", {A: EndpointBookings(2, 300, 4000, {"chat": 1})}, lease_seconds=2.0)
 
-    assert commands(packed) == [[b"SET", b"{kv2}picker:load:one", b'{"10.0.0.1:8000":[2,300,4000]}', b"PX", b"2000"]]
+    record = b'{"10.0.0.1:8000":[2,300,4000,{"chat":1}]}'
+    assert commands(packed) == [[b"SET", b"{kv2}picker:load:one", record, b"PX", b"2000"]]
 
 
 def test_bookings_read_as_they_were_stored() -> None:
-    record = {A: EndpointBookings(2, 300, 4000), B: EndpointBookings(1, 0, 0)}
+    record = {A: EndpointBookings(2, 300, 4000, {"chat": 1}), B: EndpointBookings(1, 0, 0)}
     ((_, _, value, *_),) = commands(pack_set_load(b"one", record, lease_seconds=2.0))
 
     assert read_load(value) == record
 
 
 def test_a_later_version_may_say_more_of_an_endpoint() -> None:
-    assert read_load(b'{"10.0.0.1:8000":[2,300,4000,"more"]}') == {A: EndpointBookings(2, 300, 4000)}
+    assert read_load(b'{"10.0.0.1:8000":[2,300,4000,{},"more"]}') == {A: EndpointBookings(2, 300, 4000)}
+    assert read_load(b'{"10.0.0.1:8000":[2,300,4000]}') == {A: EndpointBookings(2, 300, 4000)}  # an earlier one
     assert read_load(b'{"10.0.0.1:8000":[2]}') == {A: EndpointBookings(2, 0, 0)}
 
 

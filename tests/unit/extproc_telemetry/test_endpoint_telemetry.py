@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.pods.link_estimate import LinkEstimates
@@ -75,6 +77,36 @@ def test_one_without_a_fresh_report_has_a_state_and_no_load() -> None:
         ],
         "kvmesh_index_problem": 1.0,
     }
+
+
+def test_what_one_more_stream_costs_is_shown_once_it_is_learned() -> None:
+    estimates, tokens, seconds = LatencyEstimates(), 0.0, 0.0
+    for at in range(30):
+        running = 1 + at % 10
+        tokens, seconds = tokens + running / (0.01 + 0.001 * running), seconds + running
+        report = replace(
+            LOAD,
+            reported_at=float(at),
+            running_requests=running,
+            inter_token_count=round(tokens),
+            inter_token_seconds_sum=seconds,
+            preemptions=7,
+        )
+        estimates.report("a", report, now=float(at))
+    view = EndpointView(
+        known=lambda _: [status("a", Reachability.READY, report)],
+        estimates=estimates,
+        links=LinkEstimates(),
+        role_of=lambda _: "both",
+        index_problem=lambda: None,
+        clock=lambda: 30.0,
+    )
+    rows = {metric.name: dict(found) for metric, found in endpoint_metrics(view)}
+    assert rows["kvmesh_endpoint_stream_seconds"][("a",)] == pytest.approx(0.001, rel=0.1)
+    following = report.unfinished_requests + 1
+    expected = rows["kvmesh_endpoint_next_stream_inter_token_seconds"][("a",)]
+    assert expected == pytest.approx(0.01 + 0.001 * following, rel=0.1)
+    assert rows["kvmesh_endpoint_preemptions_total"] == {("a",): 7}
 
 
 def test_what_an_endpoint_has_fetched_is_shown_with_its_role_once_it_has_fetched_anything() -> None:

@@ -1,8 +1,10 @@
 import hashlib
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -252,3 +254,21 @@ def apply(held: Counter[bytes], events: list[CacheEvent]) -> None:
         elif isinstance(event, BlockRemoved):
             held[event.block_hash] -= 1
             assert held[event.block_hash] >= 0
+
+
+def test_a_step_takes_longer_with_each_sequence_and_each_token_that_it_attends_to() -> None:
+    settings = replace(SMALL, stream_seconds=0.001, context_token_seconds=0.0001)
+    plain, costly = (Scheduler(each) for each in (SMALL, settings))
+    for scheduler in (plain, costly):
+        for number in range(2):
+            scheduler.add(generation(list(range(100 * number, 100 * number + 12)), output=3))
+    first, dearer = plain.begin_step(0.0), costly.begin_step(0.0)
+    assert first is not None and dearer is not None
+    assert first.ends_at == pytest.approx(24 / 1000)  # the prompts take longer than the weights
+    assert dearer.ends_at == pytest.approx(24 / 1000 + 2 * 0.001 + 24 * 0.0001)
+    for scheduler, step in ((plain, first), (costly, dearer)):
+        scheduler.finish_step(step, step.ends_at)
+    second, dearer = plain.begin_step(0.0), costly.begin_step(0.0)
+    assert second is not None and dearer is not None
+    assert second.ends_at == pytest.approx(0.01)
+    assert dearer.ends_at == pytest.approx(0.01 + 2 * 0.001 + 26 * 0.0001)  # each reads one token more

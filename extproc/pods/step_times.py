@@ -1,0 +1,214 @@
+"""What one more stream does to the time a token on a pod: learned from the pods' own counters, without training. Pure.
+
+A step's time grows with the streams in it, with the context that they attend to, and with the prompt tokens that are
+computed beside them. `StepTimes` keeps sums over (streams, context, prompt tokens, mean time a token) of reports, in
+which old ones fade: `fit` solves for all three, `line` for the streams alone. Before the reports differ enough to show
+what a stream costs, nothing is known.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Self
+
+import msgspec
+
+HALF_LIFE_SECONDS = 600.0
+LEAST_TOKENS = 200.0  # from which a line means something
+LEAST_SPREAD = 0.15  # standard deviation of the running requests as a share of their mean, likewise
+FAR = 4.0  # times the most that was seen to run: beyond that the line says nothing
+PRIOR_TOKENS = 1000.0  # samples that what was known before counts as
+# how far streams, context tokens and prompt tokens of a step usually are from their means: what the prior is worth
+SPREADS = (4.0, 10_000.0, 100.0)
+MOST_SECONDS = 10.0  # a token; more is nonsense, as are more streams or tokens than the next
+MOST_COUNT = 1e9
+_FACTORS = 3
+_PAIRS = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a step takes: seconds a token of each stream in it."""
+
+    alone_seconds: float  # however little is in it
+    seconds_a_stream: float
+    seconds_a_context_token: float  # of all streams together
+    seconds_a_prompt_token: float  # computed in the step beside them
+    most_streams: float  # that were seen together, and as much context: far beyond, nothing is known
+    most_context_tokens: float
+
+    def seconds(self, *, streams: float, context_tokens: float, prompt_tokens: float = 0.0) -> float:
+        """Return the time a token with so much in a step; far beyond what was seen it is too short."""
+        return (
+            self.alone_seconds
+            + self.seconds_a_stream * min(streams, FAR * self.most_streams)
+            + self.seconds_a_context_token * min(context_tokens, FAR * self.most_context_tokens)
+            + self.seconds_a_prompt_token * prompt_tokens
+        )
+
+
+@dataclass(slots=True, eq=False)
+class StepTimes:
+    """Weighted sums; a token is one sample."""
+
+    half_life_seconds: float = HALF_LIFE_SECONDS
+    most_running: float = 0.0  # on one pod, of late
+    most_context_tokens: float = 0.0
+    _weight: float = 0.0
+    _means: list[float] = field(default_factory=lambda: [0.0] * (_FACTORS + 1))  # x weight; the last: seconds a token
+    _products: list[float] = field(default_factory=lambda: [0.0] * len(_PAIRS))  # of each two factors
+    _with_seconds: list[float] = field(default_factory=lambda: [0.0] * _FACTORS)  # of each factor and the time
+
+    def fade(self, seconds: float) -> None:
+        """Let what is known count for less after so many seconds."""
+        share = 0.5 ** (seconds / self.half_life_seconds)
+        self._weight *= share
+        self._means = [value * share for value in self._means]
+        self._products = [value * share for value in self._products]
+        self._with_seconds = [value * share for value in self._with_seconds]
+        self.most_running *= share
+        self.most_context_tokens *= share
+
+    def add(
+        self,
+        *,
+        running: float,
+        tokens: float,
+        seconds_a_token: float,
+        context_tokens: float = 0.0,
+        prompt_tokens: float = 0.0,
+    ) -> None:
+        """Take what one pod has counted between two reports: its mean time a token while so many ran.
+
+        `context_tokens` are those of all streams together, `prompt_tokens` those computed in a step. A sample that
+        cannot be is left out.
+        """
+        factors = running, context_tokens, prompt_tokens
+        if not all(0.0 <= count <= MOST_COUNT for count in (*factors, tokens)) or not tokens:
+            return
+        if not 0.0 <= seconds_a_token <= MOST_SECONDS:
+            return
+        self.most_running = max(self.most_running, running)
+        self.most_context_tokens = max(self.most_context_tokens, context_tokens)
+        self._weight += tokens
+        for i, value in enumerate((*factors, seconds_a_token)):
+            self._means[i] += tokens * value
+        for place, (i, j) in enumerate(_PAIRS):
+            self._products[place] += tokens * factors[i] * factors[j]
+        for i, value in enumerate(factors):
+            self._with_seconds[i] += tokens * value * seconds_a_token
+
+    @classmethod
+    def sum_of(cls, parts: Iterable["StepTimes"]) -> Self:
+        """Return the samples of several pods as those of one."""
+        whole = cls()
+        for part in parts:
+            whole.most_running = max(whole.most_running, part.most_running)
+            whole.most_context_tokens = max(whole.most_context_tokens, part.most_context_tokens)
+            whole._weight += part._weight
+            whole._means = [a + b for a, b in zip(whole._means, part._means, strict=True)]
+            whole._products = [a + b for a, b in zip(whole._products, part._products, strict=True)]
+            whole._with_seconds = [a + b for a, b in zip(whole._with_seconds, part._with_seconds, strict=True)]
+        return whole
+
+    def line(self) -> tuple[float, float] | None:
+        """Return the seconds a token of a pod that runs nothing else, and what one more stream adds; None: unknown."""
+        if self._weight < LEAST_TOKENS:
+            return None
+        mean = self._means[0] / self._weight
+        spread = self._products[0] / self._weight - mean * mean
+        if spread <= (LEAST_SPREAD * mean) ** 2:
+            return None
+        seconds = self._means[_FACTORS] / self._weight
+        slope = max((self._with_seconds[0] / self._weight - mean * seconds) / spread, 0.0)
+        return max(seconds - slope * mean, 0.0), slope
+
+    def fit(self, prior: StepTime | None) -> StepTime | None:
+        """Return what the samples say, and what was known before where they say little; None: unknown.
+
+        Least squares, in which what was known before (of the pod's pool) counts as some samples, so that reports that
+        are all alike change the level and not what a stream costs. Nothing costs less than nothing: a factor that would
+        is left out.
+        """
+        if prior is None and self.line() is None:
+            return None
+        if self._weight <= 0.0:
+            return prior
+        weight = self._weight
+        means = [value / weight for value in self._means]
+        matrix = [[0.0] * _FACTORS for _ in range(_FACTORS)]
+        for place, (i, j) in enumerate(_PAIRS):
+            matrix[i][j] = matrix[j][i] = self._products[place] / weight - means[i] * means[j]
+        vector = [self._with_seconds[i] / weight - means[i] * means[_FACTORS] for i in range(_FACTORS)]
+        known = (
+            (0.0, 0.0, 0.0)
+            if prior is None
+            else (prior.seconds_a_stream, prior.seconds_a_context_token, prior.seconds_a_prompt_token)
+        )
+        for i, spread in enumerate(SPREADS):
+            # without a prior the streams, which differ enough, explain what others that go with them could as well
+            trust = PRIOR_TOKENS / weight * spread * spread if i or prior is not None else 0.0
+            matrix[i][i] += trust
+            vector[i] += trust * known[i]
+        slopes = _least_squares(matrix, vector)
+        alone = means[_FACTORS] - sum(slope * mean for slope, mean in zip(slopes, means, strict=False))
+        if prior is not None:
+            alone = (weight * alone + PRIOR_TOKENS * prior.alone_seconds) / (weight + PRIOR_TOKENS)
+        return StepTime(
+            alone_seconds=max(alone, 0.0),
+            seconds_a_stream=slopes[0],
+            seconds_a_context_token=slopes[1],
+            seconds_a_prompt_token=slopes[2],
+            most_streams=max(self.most_running, 1.0 if prior is None else prior.most_streams),
+            most_context_tokens=max(self.most_context_tokens, 1.0 if prior is None else prior.most_context_tokens),
+        )
+
+    def streams_within(self, seconds: float) -> float | None:
+        """Return how many streams a pod runs at so many seconds a token: 0 where not even one; None: unknown."""
+        line = self.line()
+        if line is None:
+            return None
+        alone, slope = line
+        if alone + slope > seconds:
+            return 0.0
+        most = (seconds - alone) / slope if slope > 0.0 else inf
+        return min(most, FAR * max(self.most_running, 1.0))
+
+    def seconds_at(self, streams: float) -> float | None:
+        """Return the time a token where so many run; None: unknown."""
+        line = self.line()
+        return None if line is None else line[0] + line[1] * streams
+
+
+def _least_squares(matrix: list[list[float]], vector: list[float]) -> list[float]:
+    """Return the factors' slopes, none below 0: the one that would be furthest below goes, until none would."""
+    left = list(range(_FACTORS))
+    while left:
+        found = _solved([[matrix[i][j] for j in left] for i in left], [vector[i] for i in left])
+        worst = min(range(len(left)), key=lambda at: found[at] * SPREADS[left[at]])
+        if found[worst] >= 0.0:
+            slopes = [0.0] * _FACTORS
+            for at, i in enumerate(left):
+                slopes[i] = found[at]
+            return slopes
+        del left[worst]
+    return [0.0] * _FACTORS
+
+
+def _solved(matrix: list[list[float]], vector: list[float]) -> list[float]:
+    """Solve matrix x = vector, symmetric and positive; a factor without any spread gets 0."""
+    size = len(vector)
+    rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
+    for i in range(size):
+        pivot = rows[i][i]
+        if pivot <= 1e-12 * matrix[i][i] or pivot <= 0.0:
+            rows[i] = [0.0] * (size + 1)
+            continue
+        for row in rows[i + 1 :]:
+            share = row[i] / pivot
+            for j in range(i, size + 1):
+                row[j] -= share * rows[i][j]
+    found = [0.0] * size
+    for i in reversed(range(size)):
+        if rows[i][i] > 0.0:
+            found[i] = (rows[i][size] - sum(rows[i][j] * found[j] for j in range(i + 1, size))) / rows[i][i]
+    return found
