@@ -169,7 +169,7 @@ def promise() -> str:
                 f"{100 * share:.0f} %" if share is not None else "",
             ]
         )
-    return _table(rows)
+    return table(rows)
 
 
 def _newest_promise() -> list[Facts]:
@@ -196,7 +196,7 @@ def conserved() -> str:
                 f"{each['refusals']} of {each['requests']:,}",
             ]
         )
-    return _table(rows)
+    return table(rows)
 
 
 def disaggregation() -> str:
