@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the result")
     options = parser.parse_args()
     began = datetime.now(UTC)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as in an image, whose modules are compiled
     starts = asyncio.run(measure(options.starts))
     print(table(starts))
     if options.json is not None:

@@ -20,6 +20,7 @@ from extproc.settings.yaml_text import read_yaml
 from kvmesh.errors import KvIndexerError, SettingError
 from kvmesh.heap import collector_at_rest
 from kvmesh.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging, tell_crashes_so
+from kvmesh.plain_options import read_plainly
 
 HELP = """Send LLM requests to the vLLM pod that already holds their prefix.
 
@@ -62,6 +63,7 @@ def build(words: Sequence[str] = ()) -> Any:
     for command in commands:
         command.context_settings["auto_envvar_prefix"] = ENVIRONMENT_PREFIX.rstrip("_")
         command.params.extend(shared)
+    read_plainly([root, *commands])
     known = SettingNames(_names(commands), are_all=role is None)
     _refuse_unknown_variables(os.environ, known=known)
     root.context_settings["obj"] = known

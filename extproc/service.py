@@ -5,6 +5,7 @@ import gc
 import logging
 import resource
 import socket
+import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,9 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0  # for exchanges that are being picked, or wait for their pod's first byte
 TRACESTATE = "tracestate"  # https://www.w3.org/TR/trace-context/
 GC_THRESHOLDS = (5_000, 20, 20)
-PAGES_SECONDS = 1.0  # after which they are there though the picker is not ready: they say what it waits for
+PAGES_SECONDS = 1.0  # after which they are loaded though the picker is not ready: they say what it waits for
+FIRST_PICKS_SECONDS = 0.3  # for what has waited for a picker: it need not share the interpreter with loading
+LOADING_TURN_SECONDS = 0.0005  # that picks wait for a thread that loads modules; usually it is ten times as long
 RETURN_SECONDS = 3.0
 MUCH_BYTES = 16 << 20  # of bodies, after which it is worth the while
 STATIC = ""  # the pool of --endpoints
@@ -103,14 +106,16 @@ class PickerService:
         await self.resources.close()
 
     async def _show_pages(self, admin_port: Sequence[socket.socket]) -> None:
-        """Serve the admin pages as soon as requests are served: loading them takes 0.2 s, which no pick waits for."""
+        """Serve the admin pages a moment after requests: loading them takes 0.2 s, which no pick waits for."""
         with suppress(TimeoutError):
             async with asyncio.timeout(PAGES_SECONDS):
                 await self._ready.wait()
+                await asyncio.sleep(FIRST_PICKS_SECONDS)
         site = await asyncio.to_thread(_load_admin_site)
         policies = None if self.follower is None else self.follower.explain
         self.site = site(self.pools, self.resources, policies=policies)
         self.site.pages.ready = self._ready.is_set()
+        gc.freeze()  # see `_spare_the_collector`
         await self.site.run(admin_port)
 
     def _observe(self, registry: Registry) -> None:
@@ -156,8 +161,12 @@ class PickerService:
 
 
 def _load_admin_site() -> "type[AdminSite]":
-    from extproc.pages.admin_site import AdminSite  # noqa: PLC0415 - see `_show_pages`
-
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(LOADING_TURN_SECONDS)
+    try:
+        from extproc.pages.admin_site import AdminSite  # noqa: PLC0415 - see `_show_pages`
+    finally:
+        sys.setswitchinterval(usual)
     return AdminSite
 
 

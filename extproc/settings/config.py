@@ -346,9 +346,10 @@ def read_policy_fields(
     if "weights" in single["scoring"]:  # the flag names all that count
         single["scoring"]["weights"] = dict.fromkeys(SCORER_NAMES, 0.0) | single["scoring"]["weights"]
     fields = _file_fields(text, flag="--policy", read=read_policy_file)
+    given = {name: part for name, part in single.items() if part}
     for above in (
         _file_fields(priorities, flag="--priorities", read=partial(read_section, "priorities")),
-        read_spec({name: part for name, part in single.items() if part}),
+        read_spec(given) if given else {},
         _file_fields(models, flag="--models", read=partial(read_section, "models")),
     ):
         fields = lay_over(fields, above, resets=RESETS)

@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ def failing_open(config: dict[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def picker(pods: list[str], *, port: int) -> AsyncIterator["subprocess.Popen[bytes]"]:
+async def picker(pods: Iterable[str], *, port: int) -> AsyncIterator["subprocess.Popen[bytes]"]:
     admin, no_redis = free_ports(2)
     flags = ("--endpoints", ",".join(pods), "--redis", f"redis://{HOST}:{no_redis}/0", "--sample-share", "0")
     ports = ("--grpc-port", str(port), "--admin-port", str(admin))
