@@ -28,11 +28,9 @@ A setting comes from its flag, else from the environment (KVMESH_<FLAG>), else f
 keys are the flags' names in one flat namespace shared by all commands."""
 
 ENVIRONMENT_PREFIX = "KVMESH_"
-# what a mesh waits for after a crash: looking for all packages and loading their commands would double the time
-ROLES = {
-    "extproc": "extproc.local.commands",
-    "indexer": "kv_indexer.cli",
-}  # command -> its module, as in its entry point
+# command -> its module, as in its entry point, where a mesh waits for the process after a crash: to look for all
+# packages and load their commands would take as long again
+ROLES = {"extproc": "extproc.local.commands", "indexer": "kv_indexer.cli"}
 # set by test runners and caches, not by flags
 OTHER_VARIABLES = frozenset({"KVMESH_CACHE", "KVMESH_REQUIRE_PROGRAMS", "KVMESH_TEST_REDIS_SERVER"})
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
@@ -208,8 +206,10 @@ def _refuse_unknown_variables(environment: Mapping[str, str], *, known: SettingN
     for variable, value in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
             continue
+        if _is_service_link(variable, value):
+            continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
-        if (name != name.upper() or name.lower() not in known) and not _is_service_link(variable, value):
+        if name != name.upper() or name.lower() not in known:
             names = {f"{ENVIRONMENT_PREFIX}{each.upper()}" for each in known.all()} | OTHER_VARIABLES
             raise ConfigError(f"unknown environment variable {variable}{_nearest(variable, names)}")
 

@@ -1,6 +1,7 @@
 """What a picker loads before its first pick: a mesh waits for it after every crash."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -37,7 +38,9 @@ HEAVY = frozenset(
 @pytest.fixture(scope="module")
 def loaded() -> frozenset[str]:
     """The modules of a process that is about to serve a static pool."""
-    answer = subprocess.run((sys.executable, "-c", PICKER + LOADED), capture_output=True, check=True, timeout=60)
+    services = {"KVMESH_PICKER_SERVICE_HOST": "10.0.0.7", "KVMESH_PICKER_PORT": "tcp://10.0.0.7:9002"}  # of Kubernetes
+    command = (sys.executable, "-c", PICKER + LOADED)
+    answer = subprocess.run(command, env=os.environ | services, capture_output=True, check=True, timeout=60)
     return frozenset(json.loads(answer.stdout))
 
 
