@@ -83,7 +83,8 @@ fuzz: ## fuzz the event decoder for FUZZ_SECONDS, guided by coverage
 		$(FUZZ_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .; }
 	@$(FUZZ_VENV)/bin/python -m tests.fuzz.fuzz_vllm_events -max_total_time=$(FUZZ_SECONDS) $(FUZZ_ARGS)
 
-bench: install ## what the picker costs: latency added, CPU a request, requests/s per core; what watching, tokens, hybrid models and prefill legs cost
+bench: install ## how long a picker is away after a crash, and what it costs: latency, CPU a request, requests/s per core; what watching, tokens, hybrid models and prefill legs cost
+	@$(BIN)/python -m bench.first_pick
 	@$(BIN)/python -m bench.run $(ARGS)
 	@$(BIN)/python -m bench.watched $(filter --quick,$(ARGS))
 	@$(BIN)/python -m bench.tokenizing $(filter --quick,$(ARGS))

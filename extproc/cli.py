@@ -4,23 +4,23 @@ A setting comes from its flag, else from the environment (`KVMESH_<FLAG>`), else
 whose keys are the flags' names in one flat namespace shared by all commands. Subcommands know nothing of this.
 """
 
-import difflib
 import os
 import re
 import sys
-from collections.abc import Mapping
-from importlib.metadata import entry_points, version
+from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-import yaml
 
 from extproc.errors import ConfigError, KvmeshError
-from extproc.settings.config import yaml_mistake
+from extproc.settings.yaml_text import read_yaml
 from kvmesh.errors import KvIndexerError, SettingError
+from kvmesh.heap import collector_at_rest
 from kvmesh.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging, tell_crashes_so
+from kvmesh.plain_options import read_plainly
 
 HELP = """Send LLM requests to the vLLM pod that already holds their prefix.
 
@@ -28,6 +28,9 @@ A setting comes from its flag, else from the environment (KVMESH_<FLAG>), else f
 keys are the flags' names in one flat namespace shared by all commands."""
 
 ENVIRONMENT_PREFIX = "KVMESH_"
+# command -> its module, as in its entry point, where a mesh waits for the process after a crash: to look for all
+# packages and load their commands would take as long again
+ROLES = {"extproc": "extproc.local.commands", "indexer": "kv_indexer.cli"}
 # set by test runners and caches, not by flags
 OTHER_VARIABLES = frozenset({"KVMESH_CACHE", "KVMESH_REQUIRE_PROGRAMS", "KVMESH_TEST_REDIS_SERVER"})
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
@@ -38,32 +41,73 @@ def main() -> None:
     """Run `kvmesh`; the exit code is 0, 1 for a failure with its one line, or 2 for wrong usage."""
     tell_crashes_so()
     try:
-        build()(prog_name="kvmesh")
+        with collector_at_rest():
+            root = build(sys.argv[1:])
+        root(prog_name="kvmesh")
     except (KvmeshError, KvIndexerError) as error:
         print(f"kvmesh: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2 if isinstance(error, ConfigError | SettingError) else 1)
 
 
-def build() -> Any:
-    """Assemble the command tree from the entry points `kvmesh.commands`, so that no package imports another."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, help=HELP, rich_markup_mode=None)
-    groups: dict[str, Any] = {}
-    for entry in sorted(entry_points(group="kvmesh.commands"), key=lambda entry: entry.name):
-        package = entry.load()
-        app.registered_commands.extend(package.registered_commands)
-        for group in package.registered_groups:
-            _add_group(app, groups, group)
-    app.command("version")(print_version)
-    root = typer.main.get_command(app)
+def build(words: Sequence[str] = ()) -> Any:
+    """Assemble the command tree from the entry points `kvmesh.commands`, so that no package imports another.
+
+    Where the words of the command line begin with one of ROLES, the commands of its package alone are loaded.
+    """
+    role = words[0] if words and words[0] in ROLES else None
+    root = _tree(role)
     shared = _shared_options()
     commands = _leaves(root)
     for command in commands:
         command.context_settings["auto_envvar_prefix"] = ENVIRONMENT_PREFIX.rstrip("_")
         command.params.extend(shared)
-    known = {parameter.name for command in commands for parameter in command.params}
+    read_plainly([root, *commands])
+    known = SettingNames(_names(commands), are_all=role is None)
     _refuse_unknown_variables(os.environ, known=known)
     root.context_settings["obj"] = known
     return root
+
+
+class SettingNames:
+    """The names of all commands' settings, which share one namespace.
+
+    Those of commands that were not loaded are looked up when a name turns up that the loaded ones do not have.
+    """
+
+    def __init__(self, names: frozenset[str], *, are_all: bool) -> None:
+        self._names = names
+        self._are_all = are_all
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names or name in self.all()
+
+    def all(self) -> frozenset[str]:
+        """Return all names."""
+        if not self._are_all:
+            self._names, self._are_all = self._names | _names(_leaves(_tree(None))), True
+        return self._names
+
+
+def _tree(role: str | None) -> Any:
+    """Return the commands, with a role those of its package alone."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, help=HELP, rich_markup_mode=None)
+    groups: dict[str, Any] = {}
+    for package in [import_module(ROLES[role]).app] if role is not None else _packages():
+        app.registered_commands.extend(package.registered_commands)
+        for group in package.registered_groups:
+            _add_group(app, groups, group)
+    app.command("version")(print_version)
+    return typer.main.get_command(app)
+
+
+def _packages() -> list[Any]:
+    from importlib.metadata import entry_points
+
+    return [entry.load() for entry in sorted(entry_points(group="kvmesh.commands"), key=lambda entry: entry.name)]
+
+
+def _names(commands: Sequence[Any]) -> frozenset[str]:
+    return frozenset(parameter.name for command in commands for parameter in command.params)
 
 
 def _add_group(app: typer.Typer, groups: dict[str, Any], group: Any) -> None:
@@ -85,6 +129,8 @@ def _leaves(command: Any) -> list[Any]:
 
 def print_version() -> None:
     """Print the version of kvmesh and of what it stands on."""
+    from importlib.metadata import version
+
     typer.echo(f"kvmesh {version('kvmesh')} (Python {sys.version.split()[0]}, grpcio {version('grpcio')})")
 
 
@@ -122,19 +168,17 @@ def _read_config_file(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not readable as YAML: {yaml_mistake(error)}") from None
+        settings = read_yaml(path.read_text(encoding="utf-8"), where=str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not readable as YAML: {error}") from error
     if settings is None:
         settings = {}
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{path}: must be a mapping of settings, not a {type(settings).__name__}")
-    known: set[str] = context.find_root().obj
+    known: SettingNames = context.find_root().obj
     for key in settings:
         if key not in known:
-            raise ConfigError(f"{path}: unknown setting {key!r}{_nearest(str(key), known)}")
+            raise ConfigError(f"{path}: unknown setting {key!r}{_nearest(str(key), known.all())}")
     # children of `kvmesh up` read the same file
     os.environ[f"{ENVIRONMENT_PREFIX}CONFIG"] = str(path.resolve())
     repeated = {option.name for option in context.command.params if getattr(option, "multiple", False)}
@@ -158,10 +202,15 @@ def _flag_text(value: Any) -> Any:
     return msgspec.json.encode(value).decode() if isinstance(value, list | dict) else value
 
 
-def _refuse_unknown_variables(environment: Mapping[str, str], *, known: set[str]) -> None:
-    names = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in known} | OTHER_VARIABLES
+def _refuse_unknown_variables(environment: Mapping[str, str], *, known: SettingNames) -> None:
     for variable, value in environment.items():
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in names and not _is_service_link(variable, value):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        if _is_service_link(variable, value):
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX)
+        if name != name.upper() or name.lower() not in known:
+            names = {f"{ENVIRONMENT_PREFIX}{each.upper()}" for each in known.all()} | OTHER_VARIABLES
             raise ConfigError(f"unknown environment variable {variable}{_nearest(variable, names)}")
 
 
@@ -170,7 +219,9 @@ def _is_service_link(variable: str, value: str) -> bool:
     return value.startswith(("tcp://", "udp://")) or SERVICE_LINK.search(variable) is not None
 
 
-def _nearest(name: str, known: set[str]) -> str:
+def _nearest(name: str, known: Collection[str]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
     return f"; the nearest valid one is {close[0]!r}" if close else ""
 

@@ -4,24 +4,21 @@ import asyncio
 import gc
 import logging
 import resource
-from collections.abc import Coroutine
+import socket
+import sys
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from extproc.doctor.examine import run_startup_checks
 from extproc.errors import ConfigError, first_error
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
 from extproc.ext_proc.grpc_tls import server_context
 from extproc.ext_proc.uploads import Uploads
-from extproc.external_metrics.api_server import ExternalMetricsServer
-from extproc.pages.admin_http import AdminServer
-from extproc.pages.admin_pages import ExplainPolicies, PickerPages
-from extproc.pages.live_feed import LiveFeed
+from extproc.pages.admin_port import open_admin_port
 from extproc.pick import pick
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
 from extproc.pools.booked_exchange import BookedExchange, ReadResponse
-from extproc.pools.mesh import MeshFollower, follow_source, mesh_policy
 from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
@@ -40,14 +37,21 @@ from extproc.telemetry.process_telemetry import (
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.documents.pools import PoolEndpoint
 from kvmesh.heap import return_free_pages, return_large_blocks
-from kvmesh.index.index_view import IndexView
 from kvmesh.metrics.registry import Registry
+
+if TYPE_CHECKING:
+    from extproc.external_metrics.api_server import ExternalMetricsServer
+    from extproc.pages.admin_site import AdminSite
+    from extproc.pools.mesh import MeshFollower
 
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0  # for exchanges that are being picked, or wait for their pod's first byte
 TRACESTATE = "tracestate"  # https://www.w3.org/TR/trace-context/
 GC_THRESHOLDS = (5_000, 20, 20)
+PAGES_SECONDS = 1.0  # after which they are loaded though the picker is not ready: they say what it waits for
+FIRST_PICKS_SECONDS = 0.3  # for what has waited for a picker: it need not share the interpreter with loading
+LOADING_TURN_SECONDS = 0.0005  # that picks wait for a thread that loads modules; usually it is ten times as long
 RETURN_SECONDS = 3.0
 MUCH_BYTES = 16 << 20  # of bodies, after which it is worth the while
 STATIC = ""  # the pool of --endpoints
@@ -68,48 +72,67 @@ class PickerService:
         self.resources.tell_scalers = self._tell_scalers
         self.server: ExtProcServer | None = None
         self.follower: MeshFollower | None = None
-        self.pages: PickerPages
-        self.live: LiveFeed
+        self.site: AdminSite | None = None
+        self._ready = asyncio.Event()
 
     async def start(self) -> None:
         """Set up the pool of `--endpoints`, or none yet. Raise ConfigError where a tokenizer cannot be used."""
         settings = self.settings
         if settings.follows_mesh:
+            from extproc.pools.mesh import MeshFollower, mesh_policy  # noqa: PLC0415 - a static pool needs none of it
+
             self.follower = MeshFollower(mesh_policy(settings), self.pools)
-            self._observe(self.pools.registry, policies=self.follower.explain)
+            self._observe(self.pools.registry)
             self.server = self._server()
             return
         self.resources.load_tokenizers(settings.model_table.served)
         await self.pools.apply({STATIC: static_config(settings)})
-        self._observe(self.pools.all[STATIC].telemetry.registry, policies=None)
+        self._observe(self.pools.all[STATIC].telemetry.registry)
         self.server = self._server()
 
-    def background(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Return what runs beside the requests, by name."""
-        tasks = {"pools": self.pools.run(), "live feed": self.live.run(), "memory": self._return_memory()}
-        tasks["tell scalers"] = self.scaler.run()
+    def background(self, admin_port: Sequence[socket.socket]) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return what runs beside the requests, by name; the admin pages on these sockets."""
+        tasks = {"pools": self.pools.run(), "memory": self._return_memory(), "tell scalers": self.scaler.run()}
+        tasks["admin pages"] = self._show_pages(admin_port)
         if self.external_metrics is not None:
             tasks["external metrics"] = self.external_metrics.run()
         if self.resources.records is not None:
             tasks["access log"] = self.resources.records.run()
         if self.follower is not None:
-            return tasks | {"follow mesh": follow_source(self.settings, self.follower, source=self._source)}
-        return tasks | {"check once": self._check_once()}
+            from extproc.pools.mesh import follow_source  # noqa: PLC0415
+
+            tasks["follow mesh"] = follow_source(self.settings, self.follower, source=self._source)
+        return tasks
+
+    def set_ready(self, ready: bool) -> None:
+        """Tell whether requests may come, on the pages, too."""
+        (self._ready.set if ready else self._ready.clear)()
+        if self.site is not None:
+            self.site.pages.ready = ready
 
     async def close(self) -> None:
         """Let go of Redis, of the pods and of the tokenizers' thread."""
-        self.live.end_all()
-        await self.pages.close()
+        if self.site is not None:
+            await self.site.close()
         await self.pools.close()
         await self.resources.close()
 
-    def _observe(self, registry: Registry, *, policies: ExplainPolicies | None) -> None:
-        """Have requests shown on the pages, and what is written of them counted."""
+    async def _show_pages(self, admin_port: Sequence[socket.socket]) -> None:
+        """Serve the admin pages a moment after requests: loading them takes 0.2 s, which no pick waits for."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PAGES_SECONDS):
+                await self._ready.wait()
+                await asyncio.sleep(FIRST_PICKS_SECONDS)
+        site = await asyncio.to_thread(_load_admin_site)
+        policies = None if self.follower is None else self.follower.explain
+        self.site = site(self.pools, self.resources, policies=policies)
+        self.site.pages.ready = self._ready.is_set()
+        gc.freeze()  # see `_spare_the_collector`
+        await self.site.run(admin_port)
+
+    def _observe(self, registry: Registry) -> None:
+        """Have what is used and written of requests counted."""
         resources = self.resources
-        view = IndexView(url=self.settings.redis_url)
-        self.pages = PickerPages(self.pools, view=view, policies=policies, pod_key=resources.pod_key)
-        self.live = LiveFeed(self.pages, watch=resources.watch)
-        resources.watch.on_picked = self.live.picked
         targets = resources.records.log.buffers if resources.records is not None else ()
         show_records(registry, targets=targets, traces=resources.tracing)
         show_lookups(registry, resources.reader)
@@ -146,18 +169,24 @@ class PickerService:
             seen = now
 
     def _wants_change(self) -> None:
+        if self.site is not None:
+            self.site.pages.reconfigure()
         if self.server is not None:
-            self.pages.reconfigure()
             self.server.want(further_headers=self._wanted_headers(), claims=self.pools.wanted_claims())
 
     def _wanted_headers(self) -> frozenset[str]:
         wanted = self.pools.wanted_headers()
         return wanted | {TRACESTATE} if self.resources.tracing is not None else wanted
 
-    async def _check_once(self) -> None:
-        """Look for what is wrong though everything runs, once the pods have had time to start."""
-        pool = self.pools.all[STATIC]
-        self.pages.findings = await run_startup_checks(self.settings, tokenizers=pool.prompts.tokenizers)
+
+def _load_admin_site() -> "type[AdminSite]":
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(LOADING_TURN_SECONDS)
+    try:
+        from extproc.pages.admin_site import AdminSite  # noqa: PLC0415 - see `_show_pages`
+    finally:
+        sys.setswitchinterval(usual)
+    return AdminSite
 
 
 class PoolPicks:
@@ -182,10 +211,14 @@ async def _pick_once_asked(facts: RequestFacts, body: bytes | None, pool: Pool) 
     return await pick(facts, body, pool.runtime)
 
 
-def external_metrics_server(settings: PickerSettings, pools: Pools) -> ExternalMetricsServer | None:
+def external_metrics_server(settings: PickerSettings, pools: Pools) -> "ExternalMetricsServer | None":
     """Return what serves the external-metrics API; None: it is not wanted."""
     asked = settings.external_metrics
-    return None if asked.port is None else ExternalMetricsServer(asked, pools, host=settings.host)
+    if asked.port is None:
+        return None
+    from extproc.external_metrics.api_server import ExternalMetricsServer  # noqa: PLC0415 - hardly any picker serves it
+
+    return ExternalMetricsServer(asked, pools, host=settings.host)
 
 
 def static_config(settings: PickerSettings) -> PoolConfig:
@@ -210,17 +243,11 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event, source: Docume
     await service.start()
     server = service.server
     assert server is not None, "started"
-    admin = AdminServer(
-        service.pages,
-        max_body_bytes=settings.max_body_bytes,
-        access=settings.admin_access,
-        feed=service.live,
-    )
+    admin_port = open_admin_port(host=settings.host, port=settings.admin_port, access=settings.admin_access)
     try:
-        await admin.start(host=settings.host, port=settings.admin_port)
         await server.start(host=settings.host, port=settings.grpc_port, tls=server_context(settings.grpc_tls))
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(work, name=name) for name, work in service.background().items()]
+            background = [tasks.create_task(work, name=name) for name, work in service.background(admin_port).items()]
             if await _is_known(service.pools, stop=stop):
                 await _take_traffic(service, server, stop=stop)
             for task in background:
@@ -229,8 +256,9 @@ async def serve(settings: PickerSettings, *, stop: asyncio.Event, source: Docume
         raise first_error(errors) from None
     finally:
         await server.stop(grace_seconds=0)
-        await admin.stop()
         await service.close()
+        for each in admin_port:
+            each.close()
 
 
 def _allow_open_files() -> None:
@@ -244,8 +272,8 @@ def _spare_the_collector() -> None:
     """Have the garbage collector pass over all that is there now: it would hold requests up for some 50 ms at a time.
 
     Hardly any of what a request makes is garbage that only the collector finds, so it need not look every 700 objects.
+    What is garbage already is kept, too: that is a thousand objects, and finding them would take the start 40 ms.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
@@ -269,14 +297,14 @@ async def _known(pools: Pools) -> None:
 
 async def _take_traffic(service: PickerService, server: ExtProcServer, *, stop: asyncio.Event) -> None:
     """Be ready until `stop` is set, then let the open exchanges end within the grace."""
-    service.pages.ready = True
     _spare_the_collector()
     await server.set_serving(True)
+    service.set_ready(True)
     endpoints = sum(len(pool.config.endpoints) for pool in service.pools.all.values())
     log.info("ready", extra={"grpc_port": service.settings.grpc_port, "endpoints": endpoints})
     await stop.wait()
     log.info("stopping", extra={"open_streams": server.open_streams})
-    service.pages.ready = False
+    service.set_ready(False)
     await server.set_serving(False)
     # Envoys go on sending until they have seen that; an exchange that is refused meanwhile is a 503 for its client
     await asyncio.sleep(service.settings.drain_seconds)

@@ -1,5 +1,18 @@
 """What the picker and the indexer share: block keys, the index's schema, Redis, documents, admin access."""
 
-from importlib.metadata import version
+from functools import cache
 
-__version__ = version("kvmesh")
+
+@cache
+def release() -> str:
+    """Return the version of kvmesh. Looked up only when it is asked for: finding it takes a start some 20 ms."""
+    from importlib.metadata import version  # noqa: PLC0415
+
+    return version("kvmesh")
+
+
+def __getattr__(name: str) -> str:
+    """Return `__version__`."""
+    if name == "__version__":
+        return release()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

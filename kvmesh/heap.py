@@ -1,7 +1,9 @@
-"""What the C library's allocator gives back to the system."""
+"""What the C library's allocator gives back to the system, and when Python's garbage collector rests."""
 
 import ctypes
-from contextlib import suppress
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of <malloc.h>
 LARGE_BYTES = 1 << 20
@@ -22,3 +24,15 @@ def return_free_pages() -> None:
     """Give every free page of the heap back, also between blocks that are in use. Takes milliseconds; for a thread."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """Have no garbage looked for while modules are loaded: next to nothing of them is, and it takes an eighth of it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

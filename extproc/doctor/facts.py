@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from extproc.install.envoy_filters import UNPICKED_FILTER
 from extproc.models.models import ModelTable
 from extproc.pods.endpoint import EndpointModels
 from extproc.policy.status import PolicyStatus
@@ -193,6 +194,17 @@ class ExtProcFilter:
         """Return the cluster that it asks."""
         service = self.config.get("grpc_service", {})
         return str(service.get("envoy_grpc", {}).get("cluster_name", "")) if isinstance(service, Mapping) else ""
+
+    @property
+    def refuses_unpicked(self) -> bool:
+        """Whether a filter behind it refuses what it lets pass while no picker answers."""
+        filters = self.manager.get("http_filters", ())
+        return any(each.get("name") == UNPICKED_FILTER and not each.get("disabled") for each in filters)
+
+    @property
+    def fails_open(self) -> bool:
+        """Whether requests pass while no picker answers, but for routes that say otherwise."""
+        return self.config.get("failure_mode_allow") is True and not self.refuses_unpicked
 
     def mode(self, name: str) -> str:
         """Return one processing mode as it takes effect, like SEND."""

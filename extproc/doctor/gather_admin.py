@@ -22,6 +22,7 @@ from extproc.doctor.facts import (
     RefusedResource,
 )
 from extproc.doctor.questions import Client, ask_health
+from extproc.install.envoy_filters import UNPICKED_FILTER
 from extproc.pods.endpoint import Role
 from extproc.prompts.token_probes import PROBES
 
@@ -202,6 +203,8 @@ def read_pool_routes(configs: Mapping[str, Any]) -> Iterator[PoolRoute]:
                 pool = _pool_of(overrides) or pool
                 allow = overrides.get("failure_mode_allow")
                 fails_open = allow if isinstance(allow, bool) else fails_open
+            if UNPICKED_FILTER in (level.get("typed_per_filter_config") or {}):
+                fails_open = False
         if pool:
             name = str(route.get("name") or host.get("name") or table.get("name") or "")
             limit = route.get("request_body_buffer_limit", host.get("request_body_buffer_limit"))

@@ -10,6 +10,7 @@ from typing import Any
 from extproc.doctor.facts import SERVING, EnvoyCluster, EnvoyFacts, ExtProcFilter, Facts
 from extproc.doctor.findings import Finding, error, unchecked, warning
 from extproc.doctor.judge_xds import why_no_cluster
+from extproc.install.envoy_filters import UNPICKED_FILTER
 from extproc.policy.pool_config import FAIL_CLOSE, FAIL_OPEN
 from extproc.policy.values import Steering
 
@@ -87,7 +88,7 @@ def envoy_mode(_: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[
             "the filter drops the picker's metadata: the pick is ignored and requests go to random pods",
             fix=f"set metadata_options.receiving_namespaces.untyped: [{NAMESPACE}, kvmesh]",
         )
-    if picking.config.get("failure_mode_allow") is True:
+    if picking.fails_open and UNPICKED_FILTER not in envoy.enabling_filters:
         yield warning(
             envoy.url,
             "failure_mode_allow is true: without a picker, requests spread over all pods and nobody notices",
@@ -99,7 +100,7 @@ def _buffered(envoy: EnvoyFacts, picking: ExtProcFilter) -> Iterator[Finding]:
     if "message_timeout" not in picking.config:
         yield warning(
             envoy.url,
-            f"{BUFFERED} bodies with the default message_timeout of 200 ms: a slow pick is answered 504",
+            f"{BUFFERED} bodies with the default message_timeout of 200 ms: a request with a slow pick is refused",
             fix="set message_timeout: 360s: longer than any request may wait in the picker (docs/guides/priorities.md)",
         )
     limit = picking.listener.get("per_connection_buffer_limit_bytes", DEFAULT_BUFFER_BYTES)
@@ -289,8 +290,11 @@ def envoy_failure_mode(facts: Facts, envoy: EnvoyFacts, picking: ExtProcFilter) 
     if not expected.failure_mode:
         return
     routes = [route for route in envoy.pool_routes if route.pool == expected.pool]
-    default = picking.config.get("failure_mode_allow") is True
-    modes = {default if route.fails_open is None else route.fails_open: route.name for route in routes}
+    default = picking.fails_open
+    modes = {
+        (default if route.fails_open is None else route.fails_open and not picking.refuses_unpicked): route.name
+        for route in routes
+    }
     if not routes and _clusters_of_pool(facts, envoy):
         modes = {default: ""}
     for fails_open, name in sorted(modes.items()):

@@ -130,7 +130,11 @@ def install(
         FailureMode, typer.Option(help="What becomes of requests while no picker answers: refused, or sent anywhere.")
     ] = FailureMode.FAIL_CLOSE,
     body_mode: Annotated[
-        BodyMode | None, typer.Option(help="How bodies come to the picker. Default: the best that the release can do.")
+        BodyMode | None,
+        typer.Option(
+            help="How bodies come to the picker. Default: duplex where the release can. With `buffered` a picker that "
+            "dies cuts no answer."
+        ),
     ] = None,
     route_settings: Annotated[
         RouteSettings,

@@ -1,6 +1,6 @@
 """The EnvoyFilters that make gateways or sidecars ask the picker, for one release of Istio. Pure.
 
-The HTTP filters in them are those of envoy/local.yaml and envoy/original-dst.yaml. A test compares them field by
+The HTTP filters in them are those of the files in envoy/. A test compares them field by
 field: what the picker needs is written there, with the reasons.
 """
 
@@ -27,6 +27,7 @@ from extproc.policy.values import Steering
 
 PICK_FILTER = "envoy.filters.http.ext_proc.kvmesh"  # not Istio's own name: routes refer to filters by name
 RESPONSE_FILTER = "envoy.filters.http.ext_proc.kvmesh-response"
+UNPICKED_FILTER = "envoy.filters.http.fault.kvmesh"
 NOTE_FILTER = "kvmesh.note"
 STRIP_FILTER = "kvmesh.strip-client-headers"
 # what only the picker and Envoy may say
@@ -50,6 +51,11 @@ HTTP_PORT = 80
 PRIORITY = 100  # after whatever else is inserted before the router: the pick comes last, close to it
 ENDPOINT_KEY = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint"}]}
 SERVED_KEY = {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint-served"}]}
+REFUSE_UNPICKED: dict[str, Any] = {
+    "@type": f"{TYPES}.extensions.filters.http.fault.v3.HTTPFault",
+    "abort": {"http_status": 503, "percentage": {"numerator": 100}},
+    "headers": [{"name": "x-gateway-destination-endpoint", "present_match": True, "invert_match": True}],
+}
 RETRY_ON = "connect-failure,refused-stream,reset-before-request"  # only what no pod has begun to work on
 
 
@@ -104,6 +110,8 @@ def _filters(plan: InstallPlan, wired: Wiring, context: str, *, listener: dict[s
     first = {**listener, "filterChain": {"filter": {"name": HCM}}}
     before_router = {**listener, "filterChain": {"filter": {"name": HCM, "subFilter": {"name": ROUTER}}}}
     values = [("INSERT_BEFORE", before_router, pick_filter(plan, wired))]
+    if refuses_unpicked(plan, wired):
+        values.append(("INSERT_BEFORE", before_router, unpicked_filter()))
     if wired.body_mode is BodyMode.DUPLEX:
         values += [("INSERT_FIRST", first, note_filter()), ("INSERT_FIRST", first, response_filter(plan))]
     values.append(("INSERT_FIRST", first, strip_filter()))
@@ -141,7 +149,10 @@ def _route(plan: InstallPlan, wired: Wiring, context: str, where: dict[str, Any]
     """Return the patch that switches the pick on for a route and gives it the time that it needs."""
     overrides: dict[str, Any] = {"grpc_initial_metadata": [{"key": POOL_METADATA_KEY, "value": pool.identity}]}
     if wired.route_failure_mode:
-        overrides["failure_mode_allow"] = plan.failure_mode is FailureMode.FAIL_OPEN
+        overrides["failure_mode_allow"] = _goes_on_without_picker(plan, wired)
+    switched: dict[str, Any] = {PICK_FILTER: {"@type": f"{EXT_PROC}.ExtProcPerRoute", "overrides": overrides}}
+    if refuses_unpicked(plan, wired):
+        switched[UNPICKED_FILTER] = REFUSE_UNPICKED
     longest = f"{plan.longest_queue_seconds + plan.longest_stream_seconds}s"
     action: dict[str, Any] = {"idle_timeout": longest}  # nothing moves while a request waits in the picker's queue
     # istiod replaces durations: whatever the route says of one try, it does not cut a generation
@@ -152,9 +163,7 @@ def _route(plan: InstallPlan, wired: Wiring, context: str, where: dict[str, Any]
     action["retry_policy"] = retries
     value: dict[str, Any] = {
         "route": action,
-        "typed_per_filter_config": {
-            PICK_FILTER: {"@type": f"{EXT_PROC}.ExtProcPerRoute", "overrides": overrides},
-        },
+        "typed_per_filter_config": switched,
     }
     if wired.route_buffer_limit:
         value["request_body_buffer_limit"] = BUFFER_BYTES
@@ -271,7 +280,7 @@ def pick_filter(plan: InstallPlan, wiring: Wiring) -> dict[str, Any]:
         },
         # enforced for buffered bodies: above the longest wait in the picker's queue
         "message_timeout": f"{plan.longest_queue_seconds + 60}s" if buffered else RESPONSE_TIMEOUT,
-        "failure_mode_allow": plan.failure_mode is FailureMode.FAIL_OPEN and not wiring.route_failure_mode,
+        "failure_mode_allow": _goes_on_without_picker(plan, wiring) and not wiring.route_failure_mode,
         # which pool a weighted route has drawn: the route's own word for the pool cannot tell
         "request_attributes": ["xds.cluster_name"],
         "response_attributes": ["upstream.address", "response.code_details"],
@@ -288,6 +297,21 @@ def pick_filter(plan: InstallPlan, wiring: Wiring) -> dict[str, Any]:
     if wiring.status_on_error:
         config["status_on_error"] = {"code": "ServiceUnavailable"}
     return {"name": PICK_FILTER, "disabled": True, "typed_config": config}
+
+
+def refuses_unpicked(plan: InstallPlan, wired: Wiring) -> bool:
+    """Tell whether the pick's filter fails open only so that answers under way are not cut."""
+    return wired.body_mode is BodyMode.BUFFERED and plan.failure_mode is FailureMode.FAIL_CLOSE
+
+
+def _goes_on_without_picker(plan: InstallPlan, wired: Wiring) -> bool:
+    """Tell whether the pick's filter fails open. Beside a duplex body Envoy cuts answers all the same."""
+    return plan.failure_mode is FailureMode.FAIL_OPEN or refuses_unpicked(plan, wired)
+
+
+def unpicked_filter() -> dict[str, Any]:
+    """Return the filter that refuses requests for which nobody has picked; off as the pick's."""
+    return {"name": UNPICKED_FILTER, "disabled": True, "typed_config": REFUSE_UNPICKED}
 
 
 def response_filter(plan: InstallPlan) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from extproc.local.errors import BadSettingError, UpError
 from extproc.local.stack_settings import StackSettings, completed
 from extproc.settings.config import PickerSettings, PolicyFlags
 from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.heap import collector_at_rest
 from kvmesh.logs import LOG_FORMAT, LOG_LEVEL
 from kvmesh.options import fails_in_one_line, takes_settings
 from kvmesh.redis.address import RedisAccess
@@ -45,7 +46,8 @@ def up(context: typer.Context, settings: StackSettings) -> None:
 @takes_settings
 def run_picker(settings: PickerSettings, policy: PolicyFlags) -> None:
     """Run the endpoint picker: Envoy's ext_proc service."""
-    from extproc.service import serve
+    with collector_at_rest():
+        from extproc.service import serve
 
     if not settings.endpoints and not settings.follows_mesh:
         raise ConfigError("no pods: give --endpoints, --kubernetes, or --policies with a folder of documents")

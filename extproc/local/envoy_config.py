@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from extproc.local.errors import BrokenTemplateError, MissingProgramError
 
 GATEWAY_LISTENER = "gateway"
@@ -37,6 +35,8 @@ class SocketAddress:
 
 def read_template(name: str) -> dict[str, Any]:
     """The parsed file `name` of `envoy/`: from the installed package, else from the checkout around it."""
+    import yaml  # noqa: PLC0415 - the picker's command shares this module's addresses, and reads no file
+
     here = Path(__file__).resolve().parent
     candidates = (here / "envoy" / name, here.parents[1] / "envoy" / name)
     for path in candidates:

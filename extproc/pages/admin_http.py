@@ -7,7 +7,7 @@ read with fetch(), so that a token can be sent.
 import asyncio
 import hashlib
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -17,6 +17,7 @@ from extproc.errors import ConfigError, KvmeshError, PickError
 from extproc.ext_proc.answers import OBJECTIVE_HEADER
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pages.admin_pages import BadQueryError, PickerPages
+from extproc.pages.admin_port import listen
 from extproc.pages.live_feed import MOST_PREFIXES, SHOWN_PREFIXES, LiveFeed
 from extproc.pages.live_watchers import Watcher, as_json
 from kvmesh.admin.admin_access import AdminAccess
@@ -114,7 +115,11 @@ class AdminServer:
         return app
 
     async def start(self, *, host: str, port: int) -> None:
-        """Listen; raise ConfigError naming the port when it is taken, or the certificate that cannot be used."""
+        """Listen and serve; raise ConfigError naming the port when it is taken, or the certificate."""
+        await self.serve(listen(host=host, port=port), host=host)
+
+    async def serve(self, listening: Sequence[socket.socket], *, host: str) -> None:
+        """Serve on these sockets of `host`; raise ConfigError naming a certificate that cannot be used."""
         try:
             gate = AdminGate(self._access, host=host)
         except SettingError as error:
@@ -122,10 +127,8 @@ class AdminServer:
         app = self._application(gate)
         self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **server_options())
         await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host, port, ssl_context=gate.ssl_context).start()
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port} (--admin-port): {error.strerror}") from error
+        for each in listening:
+            await web.SockSite(self._runner, each, ssl_context=gate.ssl_context).start()
         gate.warn_if_closed()
 
     async def stop(self) -> None:

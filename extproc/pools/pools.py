@@ -317,13 +317,13 @@ class Pools:
             pool.runtime.admission.close()
 
     async def first_looks(self) -> None:
-        """Wait until every endpoint was scraped and asked for its models, and until the models' tokenizers are loaded.
+        """Wait until the index and every endpoint were looked at, and until the models' tokenizers are loaded.
 
         All of it has deadlines: what does not answer is not waited for.
         """
         pools = tuple(self._pools.values())
-        for pool in pools:
-            await pool.endpoints.first_scrapes()
+        scrapes = [pool.endpoints.first_scrapes() for pool in pools]
+        await asyncio.gather(self._resources.look_at_index(), *scrapes)
         await asyncio.gather(*[pool.answers() for pool in pools])
         if self._loading:  # of declared models, and of those that the pods have told
             await asyncio.wait(self._loading, timeout=TOKENIZERS_SECONDS)

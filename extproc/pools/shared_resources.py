@@ -6,6 +6,7 @@ Each pool enters its books here.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from extproc.admission.waiting_bodies import WaitingBodies
@@ -23,7 +24,7 @@ from extproc.requests.long_work import LongWork
 from extproc.settings.config import PickerSettings
 from extproc.telemetry.degradation_log import DegradationLog
 from kvmesh.documents.pools import pool_seed
-from kvmesh.errors import RedisUrlError
+from kvmesh.errors import IndexUnavailableError, RedisUrlError
 from kvmesh.index.redis_reader import PrefixIndexReader
 from kvmesh.pods.page_turns import PageTurns
 from kvmesh.pods.pod_key import open_key
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+INDEX_SECONDS = 0.3  # for the first look at the index; a start waits for it
 READS_BURST_SECONDS = 20.0  # so many seconds' worth of reads may come at once
 
 
@@ -88,6 +90,12 @@ class SharedResources:
                     self.tokenizers.get(model)
                 except PromptTokensError as error:
                     raise ConfigError(str(error)) from error
+
+    async def look_at_index(self) -> None:
+        """Connect to the index and read whose it is, which the first pick has no time for; a slow one is left alone."""
+        with suppress(IndexUnavailableError, TimeoutError):
+            async with asyncio.timeout(INDEX_SECONDS):
+                await self.reader.sources()
 
     def other_replicas(self) -> int:
         """Return how many other replicas were heard last."""

@@ -9,6 +9,7 @@ import struct
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from types import MappingProxyType
 
@@ -36,17 +37,14 @@ NOTHING_HELD: Mapping[str, int] = MappingProxyType({})
 Checkpoints = tuple[tuple[int, ...], int]  # the keys at POSITIONS, the last key
 
 
-def _layouts() -> tuple[struct.Struct, ...]:
-    """Return, by number of checkpoints, what cuts just these out of the packed keys in one C call."""
-    layouts, form, end = [struct.Struct("<")], "<", 0
-    for position in POSITIONS:
+@cache
+def _layout(count: int) -> struct.Struct:
+    """Return what cuts the keys at the first `count` of POSITIONS out of the packed keys in one C call."""
+    form, end = "<", 0
+    for position in POSITIONS[:count]:
         form += f"{(position - 1 - end) * KEY_BYTES}xQ" if position - 1 > end else "Q"
         end = position
-        layouts.append(struct.Struct(form))
-    return tuple(layouts)
-
-
-LAYOUTS = _layouts()
+    return struct.Struct(form)
 
 
 class RecentRoutes:
@@ -233,7 +231,7 @@ def checkpoints(keys: bytes) -> Checkpoints:
 
 
 def _cut(keys: bytes, count: int) -> tuple[int, ...]:
-    return LAYOUTS[bisect_left(POSITIONS, count + 1)].unpack_from(keys)
+    return _layout(bisect_left(POSITIONS, count + 1)).unpack_from(keys)
 
 
 class LastPlaces:

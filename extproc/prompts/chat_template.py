@@ -53,12 +53,12 @@ class ChatTemplate:
         environment = _environment(now)
         try:
             tree = environment.parse(source)
-            self._template = environment.from_string(source)
+            self.content_format = content_format(tree)
+            self._variables = meta.find_undeclared_variables(tree) - NOT_VARIABLES
+            self._template = environment.from_string(tree)
             self._template.globals = dict(self._template.globals)  # a plain one is copied 5 us sooner at each render
         except (TemplateError, RecursionError) as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
-        self.content_format = content_format(tree)
-        self._variables = meta.find_undeclared_variables(tree) - NOT_VARIABLES
         self._special_tokens = dict(special_tokens)
         self._defaults = dict(defaults or {})
         self._knows_developer = '"developer"' in source or "'developer'" in source

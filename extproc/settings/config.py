@@ -1,6 +1,5 @@
 """The picker's settings, checked once at start-up; the command line fills them, nothing changes them later."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -8,8 +7,6 @@ from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from extproc.errors import ConfigError
 from extproc.ext_proc.grpc_tls_settings import GrpcTlsSettings
@@ -23,12 +20,11 @@ from extproc.policy.merged_policy import pick_policy
 from extproc.policy.reading import PolicyDocumentError
 from extproc.policy.values import SCORER_NAMES, PickPolicy, Steering, Strategy
 from extproc.settings.observation_settings import ObservationSettings
+from extproc.settings.yaml_text import read_yaml
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.pods.pod_access import PodAccess
 from kvmesh.redis.address import RedisAccess
 from kvmesh.settings import group, milliseconds, setting, text_setting
-
-QUOTED = re.compile(r"'[^']{2,}'")  # of the text, in PyYAML's messages; a single character stays
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
@@ -368,9 +364,10 @@ def read_policy_fields(
     if "weights" in single["scoring"]:  # the flag names all that count
         single["scoring"]["weights"] = dict.fromkeys(SCORER_NAMES, 0.0) | single["scoring"]["weights"]
     fields = _file_fields(text, flag="--policy", read=read_policy_file)
+    given = {name: part for name, part in single.items() if part}
     for above in (
         _file_fields(priorities, flag="--priorities", read=partial(read_section, "priorities")),
-        read_spec({name: part for name, part in single.items() if part}),
+        read_spec(given) if given else {},
         _file_fields(models, flag="--models", read=partial(read_section, "models")),
     ):
         fields = lay_over(fields, above, resets=RESETS)
@@ -396,15 +393,16 @@ def _file_fields(text: str | None, *, flag: str, read: Callable[[object], dict[s
 def _document(text: str, *, flag: str) -> object:
     """Return what a setting says: a file's path, JSON, or `name=value,…`, which is how a flat YAML mapping arrives."""
     if text.lstrip().startswith(("{", "[")):
-        return _yaml(text, where=flag)
+        return read_yaml(text, where=flag)
     path = Path(text)
     if "=" not in text or _is_file(path):
         try:
-            return _yaml(path.read_text(encoding="utf-8"), where=f"{flag} {text}")
+            return read_yaml(path.read_text(encoding="utf-8"), where=f"{flag} {text}")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{flag}: cannot read {text}: {error}") from error
     return {
-        name.strip(): _yaml(value, where=flag) for name, _, value in (part.partition("=") for part in text.split(","))
+        name.strip(): read_yaml(value, where=flag)
+        for name, _, value in (part.partition("=") for part in text.split(","))
     }
 
 
@@ -413,21 +411,3 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # a long `name=value,…` is no name that a file may have
         return False
-
-
-def _yaml(text: str, *, where: str) -> object:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: not readable as YAML: {yaml_mistake(error)}") from None
-
-
-def yaml_mistake(error: yaml.YAMLError) -> str:
-    """Return the place and the kind of a mistake: `line 1, column 9: found character '@' that …`.
-
-    Without the text, which may hold a password: PyYAML's own message shows the line, and names the alias or tag that a
-    password with * or ! in front is to it.
-    """
-    mark = getattr(error, "problem_mark", None)
-    problem = QUOTED.sub("'…'", getattr(error, "problem", None) or type(error).__name__)
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark is not None else problem

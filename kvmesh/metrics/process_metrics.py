@@ -11,7 +11,7 @@ import resource
 from math import inf
 from pathlib import Path
 
-from kvmesh import __version__
+from kvmesh import release
 from kvmesh.metrics.metric import BUILD, counter, gauge
 from kvmesh.metrics.registry import Reading, Registry
 
@@ -28,8 +28,11 @@ COLLECTIONS = counter("python_gc_collections_total", "Number of times this gener
 
 def show_process(registry: Registry, *, process: str) -> None:
     """Show this process there; `process` is its part in kvmesh."""
-    registry.read(lambda: (*_process(), *_collector()))
-    registry.values(BUILD).of(process, platform.python_version(), __version__).value = 1
+    registry.read(lambda: (*_build(process), *_process(), *_collector()))
+
+
+def _build(process: str) -> Reading:
+    return [(BUILD, [((process, platform.python_version(), release()), 1.0)])]
 
 
 def _process() -> Reading:

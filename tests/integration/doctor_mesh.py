@@ -260,7 +260,8 @@ def parts(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[
     resources = config["static_resources"]
     manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     clusters = resources["clusters"]
-    return manager, manager["http_filters"][-2]["typed_config"], named(clusters, "picker"), named(clusters, "pods")
+    picking = named(manager["http_filters"], "envoy.filters.http.ext_proc.kvmesh")["typed_config"]
+    return manager, picking, named(clusters, "picker"), named(clusters, "pods")
 
 
 def folder_with(tmp_path: Path, name: str, page: Page) -> Path:

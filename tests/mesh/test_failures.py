@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.install.plan import FailureMode, Mode
+from extproc.install.plan import BodyMode, FailureMode, Mode
 from tests.e2e.install_checks import PODS_COUNT, SETTINGS, story
 from tests.e2e.stack import END_SECONDS, Stack, running_stack, simulated_pods
 from tests.istiod.base import DENIED_PATH
@@ -15,11 +15,12 @@ from tests.mesh.real_way import MeshCase, real_way
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+@pytest.mark.parametrize("body_mode", BodyMode)
 @pytest.mark.parametrize("mode", FILTER_MODES)
 async def test_without_a_picker_requests_are_refused(
-    mode: Mode, stack: Stack, secrets: Path, authority: Authority, tmp_path: Path
+    mode: Mode, body_mode: BodyMode, stack: Stack, secrets: Path, authority: Authority, tmp_path: Path
 ) -> None:
-    case = MeshCase(installation=Installation(minor=31, mode=mode), has_picker=False)
+    case = MeshCase(installation=Installation(minor=31, mode=mode, body_mode=body_mode), has_picker=False)
     async with real_way(case, stack, tmp_path, secrets=secrets, authority=authority) as through:
         assert (await through.way.complete("hello")).status == 503
         assert (await through.way.send("GET", "/", host=case.installation.other_host)).status == 503  # nobody is there

@@ -13,6 +13,7 @@ from extproc.doctor.facts import Facts, IndexFacts, PickerFacts, RedisFacts
 from extproc.doctor.findings import Finding, Severity
 from extproc.doctor.gather_admin import gather_envoy
 from extproc.doctor.questions import open_client
+from extproc.install.envoy_filters import UNPICKED_FILTER
 from extproc.policy.values import Steering
 from kvmesh.admin.admin_login import AdminLogin
 from tests.integration.doctor_mesh import envoy, parts, picker, picker_settings, two_ports
@@ -182,8 +183,9 @@ async def test_an_endpoint_that_envoys_cluster_does_not_have_is_found(tmp_path: 
 
 
 def names_pool(config: dict[str, Any]) -> None:
-    """As `kvmesh install --failure-mode FailOpen` writes a route."""
+    """As `kvmesh install --failure-mode FailOpen` writes a route, and without what refuses unpicked requests."""
     manager, *_ = parts(config)
+    manager["http_filters"] = [each for each in manager["http_filters"] if each["name"] != UNPICKED_FILTER]
     route = manager["route_config"]["virtual_hosts"][0]["routes"][0]
     route["typed_per_filter_config"] = {
         "envoy.filters.http.ext_proc.kvmesh": {

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from extproc.ext_proc.answers import JWT_NAMESPACE
+from extproc.local.envoy_config import named
 from extproc.local.processes import find_envoy
 from extproc.policy.priority import TARGETS
 
@@ -67,7 +68,8 @@ def connection_manager(name: str) -> Any:
 
 
 def ext_proc(name: str) -> Any:
-    return unpacked(connection_manager(name).http_filters[-2], "ExternalProcessor")
+    filters = {part.name: part for part in connection_manager(name).http_filters}
+    return unpacked(filters["envoy.filters.http.ext_proc.kvmesh"], "ExternalProcessor")
 
 
 def route_action(name: str) -> Any:
@@ -182,7 +184,7 @@ def test_the_pickers_metadata_is_received_and_a_lost_picker_is_answered_503(name
     processor = ext_proc(name)
 
     assert processor.metadata_options.receiving_namespaces.untyped[0] == "envoy.lb"
-    assert processor.failure_mode_allow is False
+    assert processor.failure_mode_allow is (name != "local.yaml")  # then another filter refuses
     assert processor.status_on_error.code == 503
     assert processor.grpc_service.envoy_grpc.cluster_name == "picker"
     assert processor.grpc_service.timeout is None
@@ -270,9 +272,11 @@ def test_the_buffered_file_differs_from_the_local_one_in_how_bodies_reach_the_pi
     local, buffered = read("local.yaml"), read("buffered.yaml")
     for config in (local, buffered):
         manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-        manager["http_filters"] = manager["http_filters"][-2:]
+        names = ("envoy.filters.http.ext_proc.kvmesh", "envoy.filters.http.router")
+        manager["http_filters"] = [named(manager["http_filters"], each) for each in names]
         processor = manager["http_filters"][0]["typed_config"]
         processor["processing_mode"].pop("request_body_mode")
+        processor.pop("failure_mode_allow")  # only beside buffered bodies may it be true
         processor.pop("message_timeout", None)
         processor.pop("allow_mode_override", None)
         for namespaces in processor["metadata_options"].values():
@@ -299,7 +303,17 @@ def test_the_picker_is_told_the_routes_candidates_and_the_verified_claims(name: 
 @pytest.mark.parametrize("name", ["buffered.yaml", "original-dst.yaml"])
 def test_buffered_files_let_the_picker_ask_for_a_response(name: str) -> None:
     assert ext_proc(name).allow_mode_override is True
-    assert len(connection_manager(name).http_filters) == 2
+
+
+@pytest.mark.parametrize("name", ["buffered.yaml", "original-dst.yaml"])
+def test_buffered_files_go_on_with_an_answer_whose_picker_is_gone_and_refuse_requests_without_a_pick(name: str) -> None:
+    picking, refusing, router = connection_manager(name).http_filters
+    assert (picking.name, router.name) == ("envoy.filters.http.ext_proc.kvmesh", "envoy.filters.http.router")
+    assert ext_proc(name).failure_mode_allow is True
+    fault = unpacked(refusing, "HttpFault")
+    assert (fault.abort.http_status, fault.abort.percentage.numerator) == (503, 100)
+    [header] = fault.headers
+    assert (header.name, header.present_match, header.invert_match) == (PICK_KEY, True, True)
 
 
 def test_the_duplex_file_has_a_filter_of_its_own_for_responses_with_a_note_that_fails_open() -> None:

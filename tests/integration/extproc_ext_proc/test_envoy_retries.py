@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from extproc.disaggregation.transfer_protocols import NO_RETRIES
+from extproc.local.envoy_config import named
 from tests.integration.scripted_picker import BOTH, Mesh, mesh
 
 RETRIES_503 = {
@@ -29,7 +30,8 @@ def edited(retries: dict[str, Any] | None, rules: dict[str, Any] | None) -> Call
         [route] = manager["route_config"]["virtual_hosts"][0]["routes"]
         route["route"]["retry_policy"] = retries or route["route"]["retry_policy"]
         if rules is not None:
-            manager["http_filters"][-2]["typed_config"]["mutation_rules"] = rules
+            picking = named(manager["http_filters"], "envoy.filters.http.ext_proc.kvmesh")
+            picking["typed_config"]["mutation_rules"] = rules
 
     return edit
 

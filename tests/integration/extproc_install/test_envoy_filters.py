@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from extproc.install.envoy_filters import UNPICKED_FILTER
 from extproc.install.plan import FailureMode, Mode
 from extproc.policy.values import Steering
 from tests.integration.envoy_process import free_addresses
@@ -60,6 +61,12 @@ def filters_of(chain: Mapping[str, Any]) -> list[str]:
     return [each["name"] for each in manager["http_filters"]]
 
 
+def last_filters(installation: Installation) -> list[str]:
+    """The pick's filter and what stands behind it."""
+    refusing = [UNPICKED_FILTER] if installation.is_buffered else []
+    return [PICK_FILTER, *refusing, "envoy.filters.http.router"]
+
+
 # --- what istiod and Envoy say ----------------------------------------------------------------------------------------
 
 
@@ -86,7 +93,8 @@ def test_the_pick_comes_last_after_everything_that_may_refuse(name: str) -> None
     [chain] = listener(name, BY_NAME[name].entry)["filter_chains"]
     filters = filters_of(chain)
 
-    assert filters[-2:] == [PICK_FILTER, "envoy.filters.http.router"]
+    last = last_filters(BY_NAME[name])
+    assert filters[-len(last) :] == last
     assert filters.count(PICK_FILTER) == 1
 
 
@@ -127,7 +135,8 @@ def test_filters_of_others_that_go_before_the_router_go_before_the_pick_as_well(
     both = apply_envoy_filters(base, documents, release=RELEASES[f"1.{shape.minor}"])
 
     [entry] = [to_json(each) for each in both.proxy.listeners if each.name == shape.entry]
-    assert filters_of(entry["filter_chains"][0])[-3:] == ["foreign", PICK_FILTER, "envoy.filters.http.router"]
+    last = ["foreign", *last_filters(shape)]
+    assert filters_of(entry["filter_chains"][0])[-len(last) :] == last
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name not in GATEWAYS])
@@ -357,7 +366,8 @@ async def test_without_a_picker_requests_are_refused_where_it_fails_closed(name:
     async with mesh(installation, tmp_path, has_picker=False) as running:
         status, _, _ = await running.post()
 
-        assert status == (503 if installation.minor >= STATUS_ON_ERROR_FROM else 500)
+        refused_by_us = installation.is_buffered or installation.minor >= STATUS_ON_ERROR_FROM
+        assert status == (503 if refused_by_us else 500)
         assert (await running.post(host=installation.other_host))[0] == 200
 
 

@@ -1,7 +1,10 @@
 """Envoy's admin answers become facts, whatever form they come in."""
 
+from typing import Any
+
 from extproc.doctor.facts import EnvoyFacts, EnvoyHost, PoolRoute
 from extproc.doctor.gather_admin import read_clusters, read_filters, read_pool_routes, read_routes
+from extproc.install.envoy_filters import REFUSE_UNPICKED, UNPICKED_FILTER
 
 TYPE = "type.googleapis.com/envoy."
 EXT_PROC = {"@type": f"{TYPE}extensions.filters.http.ext_proc.v3.ExternalProcessor"}
@@ -96,11 +99,16 @@ def test_an_answer_that_is_none_has_nothing_in_it() -> None:
     assert next(iter(read_clusters(dump(), None))).hosts == ()
 
 
-def per_route(pool: str = "", **overrides: object) -> dict[str, object]:
+def per_route(pool: str = "", **overrides: object) -> dict[str, Any]:
     """A route's own settings of the picking filter."""
     metadata = {"grpc_initial_metadata": [{"key": "x-kvmesh-pool", "value": pool}]} if pool else {}
     config = {"@type": f"{TYPE}extensions.filters.http.ext_proc.v3.ExtProcPerRoute", "overrides": metadata | overrides}
     return {"typed_per_filter_config": {"kvmesh": config}}
+
+
+def refusing_unpicked(route: dict[str, Any]) -> dict[str, Any]:
+    """The route, which refuses what nobody has picked for."""
+    return {"typed_per_filter_config": route["typed_per_filter_config"] | {UNPICKED_FILTER: REFUSE_UNPICKED}}
 
 
 def test_routes_that_name_a_pool_are_found_with_their_failure_mode_or_that_of_their_host() -> None:
@@ -111,6 +119,8 @@ def test_routes_that_name_a_pool_are_found_with_their_failure_mode_or_that_of_th
             "routes": [
                 {"name": "r1", "route": {"cluster": "a"}} | per_route("llm/a:8000", failure_mode_allow=True),
                 {"name": "r2", "route": {"cluster": "other"}},
+                {"name": "r3", "route": {"cluster": "a"}}
+                | refusing_unpicked(per_route("llm/a", failure_mode_allow=True)),
                 {"redirect": {}} | per_route("llm/a"),
             ],
         },
@@ -120,5 +130,6 @@ def test_routes_that_name_a_pool_are_found_with_their_failure_mode_or_that_of_th
     section = {"@type": f"{TYPE}admin.v3.RoutesConfigDump", "static_route_configs": [{"route_config": table}]}
     assert list(read_pool_routes({"configs": [section]})) == [
         PoolRoute(name="r1", pool="llm/a", clusters=frozenset({"a"}), fails_open=True),
+        PoolRoute(name="r3", pool="llm/a", clusters=frozenset({"a"}), fails_open=False),
         PoolRoute(name="h2", pool="llm/b", clusters=frozenset({"b1", "b2"}), fails_open=False),
     ]

@@ -7,6 +7,7 @@ import pytest
 
 from extproc.doctor.checks import OF_EACH_POOL, judge
 from extproc.doctor.facts import EnvoyCluster, EnvoyFacts, EnvoyHost, ExtProcFilter, Facts, PoolRoute
+from extproc.install.envoy_filters import UNPICKED_FILTER
 from extproc.policy.values import Steering
 from tests.unit.extproc_doctor.doctor_facts import POD, facts, lines
 
@@ -117,6 +118,18 @@ def test_a_policy_that_says_another_failure_mode_than_envoy_has_is_found(
     seen = pool_facts(cluster("a", POD), routes=routes, mode=mode, filter_allows=filter_allows)
     words = f"the policy says failureMode {mode}, and route 'to-llm/a' is made for {differs}"
     assert lines("envoy-failure-mode", seen) == ([("warning", URL, words)] if differs else [])
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_an_envoy_that_goes_on_without_a_picker_but_refuses_unpicked_requests_is_made_for_fail_close(
+    is_off: bool,
+) -> None:
+    manager = {"http_filters": [{"name": "kvmesh"}, {"name": UNPICKED_FILTER, "disabled": is_off}]}
+    picking = ExtProcFilter(name="kvmesh", config={"failure_mode_allow": True}, manager=manager, listener={})
+    seen = pool_facts(cluster("a", POD), routes=(route("llm/a", "a"),))
+    assert seen.envoy is not None
+    seen = replace(seen, envoy=replace(seen.envoy, filters=(picking,)))
+    assert bool(lines("envoy-failure-mode", seen)) is is_off
 
 
 def test_without_routes_that_name_the_pool_the_filters_failure_mode_counts() -> None:

@@ -10,13 +10,16 @@ import yaml
 from extproc.install.envoy_filters import (
     NOTE_FILTER,
     PICK_FILTER,
+    REFUSE_UNPICKED,
     RESPONSE_FILTER,
     STRIP_FILTER,
+    UNPICKED_FILTER,
     envoy_filters,
     note_filter,
     pick_filter,
     response_filter,
     strip_filter,
+    unpicked_filter,
 )
 from extproc.install.istio_release import plan_wiring
 from extproc.install.network_objects import mesh_objects
@@ -74,7 +77,38 @@ def test_the_pick_filter_is_the_one_of_the_file_but_for_its_cluster_and_the_swit
     expected["mutation_rules"] = {"allow_envoy": True}
     if not wired.status_on_error:
         del expected["status_on_error"]
+    if wired.route_failure_mode:  # each route says it
+        expected["failure_mode_allow"] = False
     assert pick_filter(install, wired) == {"name": PICK_FILTER, "disabled": True, "typed_config": expected}
+
+
+@pytest.mark.parametrize(
+    ("file", "install"),
+    [("buffered.yaml", plan(30, body_mode=BodyMode.BUFFERED)), ("original-dst.yaml", plan(25))],
+)
+def test_where_bodies_are_buffered_answers_go_on_without_the_picker_and_unpicked_requests_are_refused(
+    file: str, install: InstallPlan
+) -> None:
+    of_file = local_filters(file)[UNPICKED_FILTER]
+    assert of_file["typed_config"] == REFUSE_UNPICKED
+    assert unpicked_filter() == of_file | {"disabled": True}
+    names = [patch["patch"]["value"]["name"] for patch in patches(install, "HTTP_FILTER")]
+    assert names[:2] == [PICK_FILTER, UNPICKED_FILTER]
+    switched = patches(install, "HTTP_ROUTE")[0]["patch"]["value"]["typed_per_filter_config"]
+    assert switched[UNPICKED_FILTER] == REFUSE_UNPICKED
+    by_route = plan_wiring(install).route_failure_mode
+    assert switched[PICK_FILTER]["overrides"].get("failure_mode_allow") is (True if by_route else None)
+
+
+@pytest.mark.parametrize(
+    "install",
+    [plan(30), plan(30, failure_mode=FailureMode.FAIL_OPEN, body_mode=BodyMode.BUFFERED)],
+    ids=["duplex", "failing open"],
+)
+def test_elsewhere_nothing_refuses_unpicked_requests_but_the_pick_s_own_filter(install: InstallPlan) -> None:
+    assert UNPICKED_FILTER not in [patch["patch"]["value"]["name"] for patch in patches(install, "HTTP_FILTER")]
+    switched = patches(install, "HTTP_ROUTE")[0]["patch"]["value"]["typed_per_filter_config"]
+    assert set(switched) == {PICK_FILTER}
 
 
 def test_the_response_filter_is_the_one_of_the_file_but_for_its_cluster() -> None:
@@ -202,9 +236,10 @@ def test_client_headers_are_stripped_first_and_the_pick_comes_last(minor: int) -
     found = [
         (each["patch"]["operation"], each["patch"]["value"]["name"]) for each in patches(plan(minor), "HTTP_FILTER")
     ]
-    reads = [] if minor == 24 else [("INSERT_FIRST", NOTE_FILTER), ("INSERT_FIRST", RESPONSE_FILTER)]
+    reads = [("INSERT_FIRST", NOTE_FILTER), ("INSERT_FIRST", RESPONSE_FILTER)]
+    further = [("INSERT_BEFORE", UNPICKED_FILTER)] if minor == 24 else reads
     # who is put first last stands first
-    assert found == [("INSERT_BEFORE", PICK_FILTER), *reads, ("INSERT_FIRST", STRIP_FILTER)]
+    assert found == [("INSERT_BEFORE", PICK_FILTER), *further, ("INSERT_FIRST", STRIP_FILTER)]
 
 
 @pytest.mark.parametrize(("minor", "of_listener"), [(24, True), (27, True), (28, False), (30, False)])

@@ -29,7 +29,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PickerSettings]:
     monkeypatch.delenv("KVMESH_CONFIG", raising=False)
 
     def command(*arguments: str) -> PickerSettings:
-        root: Any = cli.build()
+        root: Any = cli.build(["extproc"])
         root(["extproc", *arguments], prog_name="kvmesh", standalone_mode=False)
         return seen.pop()
 
@@ -105,6 +105,22 @@ def test_an_unknown_variable_is_refused_with_the_nearest_one(
     monkeypatch.setenv("KVMESH_GRCP_PORT", "1")
     with pytest.raises(ConfigError, match="KVMESH_GRCP_PORT; the nearest valid one is 'KVMESH_GRPC_PORT'"):
         run("--endpoints", PODS)
+
+
+def test_a_variable_of_another_command_is_not_an_error(
+    run: Callable[..., PickerSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVMESH_INDEXER_ADMIN_PORT", "9")
+    assert run("--endpoints", PODS).endpoints
+
+
+@pytest.mark.parametrize("role", cli.ROLES)
+def test_a_role_that_is_loaded_alone_is_the_one_of_the_whole_tree(role: str) -> None:
+    alone, whole = (
+        [(each.name, each.opts, each.help) for each in tree.commands[role].params]
+        for tree in (cli.build([role]), cli.build())
+    )
+    assert alone == whole
 
 
 @pytest.mark.parametrize(
