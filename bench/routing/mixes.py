@@ -15,7 +15,6 @@ from bench.routing.script import Session, Turn, Workload
 from bench.routing.workloads import WORKLOADS, Texts, TraceRow, build, multi_round_qa, read_trace, trace_sessions
 
 EIGHT_PODS = PodSettings(pods=8)
-LARGE_PODS = PodSettings(pods=8, kv_blocks=8192)
 SLOW_PODS = PodSettings(pods=8, kv_blocks=8192, prefill_tokens_per_second=8000)
 SECONDS = 20.0
 QUIET_SECONDS, WARM_SECONDS = 30.0, 10.0  # at first all users bring their history at once
@@ -60,7 +59,7 @@ def long_prompts(plan: Plan, texts: Texts) -> Workload:
     return Workload(
         name="long",
         title="documents of 4,000 to 12,000 tokens",
-        sessions=tuple(_documents(rng, texts, documents_a_second=7.0)),
+        sessions=tuple(_documents(rng, texts, documents_a_second=4.0)),
         measured_from=2.0,
     )
 
@@ -122,7 +121,7 @@ def _moved(rows: Sequence[TraceRow], rng: random.Random) -> list[TraceRow]:
 WIDE: Mapping[str, tuple[Callable[[Plan, Texts], Workload], PodSettings]] = {
     "qa-10": (partial(quiet_qa, rate=10.0), SLOW_PODS),
     "qa-25": (partial(quiet_qa, rate=25.0), SLOW_PODS),
-    "long": (long_prompts, LARGE_PODS),
+    "long": (long_prompts, SLOW_PODS),
     "groups": (groups, EIGHT_PODS),
     "trace-x3": (partial(dense_trace, copies=3), EIGHT_PODS),
     "trace-x5": (partial(dense_trace, copies=5), EIGHT_PODS),
