@@ -41,21 +41,21 @@ class Guide:
         self._settings = settings
         self._random = random
         self._caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(pods)]
-        self._in_flight = [0] * pods  # tokens
+        self.in_flight = [0] * pods  # tokens of each pod
 
     def pick(self, blocks: Sequence[int], *, tokens: int) -> GuidePick:
         """Pick for a prompt of so many tokens, and count it; `blocks` are keys, each of a block and all before it."""
         matches = self._matches(blocks)
         uncached = [max(tokens - match * BLOCK_TOKENS, 0) for match in matches]
         kept = self._kept(matches, total=len(blocks))
-        pod = min(kept, key=lambda number: (self._in_flight[number] + uncached[number], self._random()))
-        self._in_flight[pod] += uncached[pod]
+        pod = min(kept, key=lambda number: (self.in_flight[number] + uncached[number], self._random()))
+        self.in_flight[pod] += uncached[pod]
         self._remember(self._caches[pod], blocks)
         return GuidePick(pod=pod, uncached_tokens=uncached[pod])
 
     def answered(self, pick: GuidePick) -> None:
         """The first piece of the answer has come, or the request has failed; to be called once for each pick."""
-        self._in_flight[pick.pod] -= pick.uncached_tokens
+        self.in_flight[pick.pod] -= pick.uncached_tokens
 
     def _matches(self, blocks: Sequence[int]) -> list[int]:
         """Leading blocks that each pod holds; one that was forgotten in between is passed over while others have it."""
@@ -80,7 +80,7 @@ class Guide:
         return everyone if penalty > settings.most_penalty_seconds else sticky
 
     def _seconds(self, pods: Sequence[int]) -> float:
-        return min(self._in_flight[number] for number in pods) / self._settings.peak_tokens_per_second
+        return min(self.in_flight[number] for number in pods) / self._settings.peak_tokens_per_second
 
     def _remember(self, cache: OrderedDict[int, None], blocks: Sequence[int]) -> None:
         for block in blocks:
