@@ -11,14 +11,10 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 import uvloop
-import xxhash
 from aiohttp import web
 
-from bench.routing.llm_d_guide import BLOCK_TOKENS, Guide, GuidePick, GuideSettings
+from bench.routing.llm_d_guide import BLOCK_TOKENS, BYTES_A_TOKEN, Guide, GuidePick, GuideSettings, block_keys
 from bench.routing.plan import STANDARD
-
-BYTES_A_TOKEN = 4
-BLOCK_BYTES = BLOCK_TOKENS * BYTES_A_TOKEN
 
 
 class _Message(msgspec.Struct):
@@ -83,15 +79,6 @@ def prompt_bytes(body: bytes) -> bytes:
     found = msgspec.json.decode(body, type=_Body)
     chat = "".join(f"{message.role}{message.content}" for message in found.messages)
     return (chat + found.prompt).encode()
-
-
-def block_keys(text: bytes) -> list[int]:
-    """A key for each block and all before it; the last one need not be full."""
-    keys, parent = [], 0
-    for start in range(0, len(text), BLOCK_BYTES):
-        parent = xxhash.xxh3_64_intdigest(text[start : start + BLOCK_BYTES], seed=parent)
-        keys.append(parent)
-    return keys
 
 
 async def application(pods: Sequence[str]) -> web.Application:

@@ -12,7 +12,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import xxhash
+
 BLOCK_TOKENS = 64  # the least that its producer takes
+BYTES_A_TOKEN = 4  # of a text whose tokens it does not know
+BLOCK_BYTES = BLOCK_TOKENS * BYTES_A_TOKEN
+
+
+def block_keys(prompt: bytes) -> list[int]:
+    """A key for each block and all before it; the last one need not be full."""
+    keys, parent = [], 0
+    for start in range(0, len(prompt), BLOCK_BYTES):
+        parent = xxhash.xxh3_64_intdigest(prompt[start : start + BLOCK_BYTES], seed=parent)
+        keys.append(parent)
+    return keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,11 +125,10 @@ def main() -> None:
     if options.arms:
         arms = {name: arms[name] for name in (*options.arms.split(","), *(set(arms) - set(ARMS)))}
     names = options.mixes.split(",")
-    first, last = (int(number) for number in options.seeds.split("-"))
     folder, words = load_model_folder(TINY_MODEL), vocabulary_words(TINY_MODEL)
     found: dict[str, dict[str, list[Played]]] = {arm: {name: [] for name in names} for arm in arms}
     for name in names:
-        for seed in range(first, last + 1):
+        for seed in options.seeds:
             load = mix(name, replace(STANDARD, seed=seed), words=words)
             for arm, routers in arms.items():
                 played = play(load.workload, routers, name=arm, settings=load.pods, folder=folder, seed=seed)
@@ -137,10 +136,19 @@ def main() -> None:
     Console(width=200).print(_table(found), highlight=False)
 
 
+def _seeds(text: str) -> range:
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"{text} is no range of seeds such as 1-3")
+    return range(int(first), int(last) + 1)
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mixes", default=",".join(MIXES), help="default: %(default)s")
-    parser.add_argument("--seeds", default="1-3", metavar="A-B", help="one load of each mix for each (default: 1-3)")
+    parser.add_argument(
+        "--seeds", default="1-3", type=_seeds, metavar="A-B", help="one load of each mix for each (default: 1-3)"
+    )
     parser.add_argument("--arms", default="", help=f"of {', '.join(ARMS)}; default: all of them")
     parser.add_argument("--try", dest="tries", action="append", default=[], metavar="NAME=JSON", help="a policy")
     options = parser.parse_args()

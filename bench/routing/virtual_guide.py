@@ -1,12 +1,10 @@
-"""`llm_d_guide` as a router in virtual time. It gets tokens where the real one would estimate them from the text."""
+"""`llm_d_guide` as a router in virtual time: of tokens, four bytes each, where the real one has but the text."""
 
 import random
 from array import array
 from collections.abc import Sequence
 
-import xxhash
-
-from bench.routing.llm_d_guide import BLOCK_TOKENS, Guide, GuidePick, GuideSettings
+from bench.routing.llm_d_guide import Guide, GuidePick, GuideSettings, block_keys
 from bench.routing.virtual_world import Arrival
 from extproc.pods.endpoint import EndpointStatus
 
@@ -20,7 +18,7 @@ class GuideRouter:
 
     def pick(self, arrival: Arrival, *, now: float) -> tuple[int, GuidePick]:  # noqa: ARG002 - a port
         """Choose and count."""
-        pick = self._guide.pick(_blocks(arrival.tokens), tokens=len(arrival.tokens))
+        pick = self._guide.pick(block_keys(array("I", arrival.tokens).tobytes()), tokens=len(arrival.tokens))
         self._unanswered.add(id(pick))
         return pick.pod, pick
 
@@ -34,12 +32,3 @@ class GuideRouter:
             self.answered(ticket)
 
     def scraped(self, statuses: Sequence[EndpointStatus], *, now: float) -> None: ...
-
-
-def _blocks(token_ids: Sequence[int]) -> list[int]:
-    """A key for each block and all before it; the last one need not be full."""
-    keys, parent, tokens = [], 0, array("I", token_ids)
-    for start in range(0, len(tokens), BLOCK_TOKENS):
-        parent = xxhash.xxh3_64_intdigest(tokens[start : start + BLOCK_TOKENS].tobytes(), seed=parent)
-        keys.append(parent)
-    return keys

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from bench.routing.guide_router import BLOCK_BYTES, block_keys, prompt_bytes
+from bench.routing.guide_router import prompt_bytes
+from bench.routing.llm_d_guide import BLOCK_BYTES, block_keys
 
 
 def chat(*texts: str) -> bytes:
