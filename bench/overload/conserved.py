@@ -145,7 +145,7 @@ def aim_ms(mix: Mix, *, step_tokens: int) -> float:
 
     A batch prompt takes as long as a step, if that is more: short ones share it.
     """
-    batch, own = (short * (long / short) ** 0.95 for short, long in (mix.batch_tokens, mix.interactive_tokens))
+    batch, own = (float(short * (long / short) ** 0.95) for short, long in (mix.batch_tokens, mix.interactive_tokens))
     return AIM_FACTOR * 1000 * (max(batch, step_tokens) + own) / mix.prefill_tokens_per_second
 
 

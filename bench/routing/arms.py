@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from bench.routing.peers import SMG, VLLM_ROUTER, Peer
+from bench.routing.peers import LLM_D_GUIDE, SMG, VLLM_ROUTER, Peer
 
 _ENVOY_TYPES = "type.googleapis.com/envoy.extensions.load_balancing_policies"
 
@@ -60,11 +60,12 @@ ARMS: dict[str, Arm] = {
             picker_arm(f"kvmesh:{strategy}", "--strategy", strategy, says=f"strategy {strategy}")
             for strategy in STRATEGIES
         ),
+        _peer(LLM_D_GUIDE),
         _peer(VLLM_ROUTER),
         _peer(SMG),
     )
 }
 STANDARD = (
     *("round-robin", "least-request", "kvmesh", "kvmesh:prefix-aware", "kvmesh:latency-cost"),
-    *("vllm-router", "smg"),
+    *("llm-d-guide", "vllm-router", "smg"),
 )

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.routing.subject import HERE
+
 REQUIREMENTS = ("vllm-router==0.1.17", "smg==1.13.0")
 # other routers listen on more ports than one; each start names them all
 Command = Callable[[Path, int, int, Sequence[str], Path], Sequence[str]]
@@ -22,7 +24,7 @@ class Peer:
 
     name: str
     says: str
-    program: str
+    program: str | None  # in the peers' environment; None: the bench's own
     command: Command
     environment: Callable[[Path], Mapping[str, str]]
     ready_path: str
@@ -30,8 +32,8 @@ class Peer:
 
     @property
     def installed(self) -> bool:
-        """Whether its program is in the peers' environment."""
-        return (peers_folder() / "bin" / self.program).exists()
+        """Whether it can be started."""
+        return self.program is None or (peers_folder() / "bin" / self.program).exists()
 
 
 def peers_folder() -> Path:
@@ -58,6 +60,18 @@ def _smg(programs: Path, port: int, metrics_port: int, pods: Sequence[str], toke
     )
 
 
+def _guide(_: Path, port: int, __: int, pods: Sequence[str], ___: Path) -> Sequence[str]:
+    return (sys.executable, "-m", "bench.routing.guide_router", "--port", str(port), "--pods", ",".join(pods))
+
+
+LLM_D_GUIDE = Peer(
+    name="llm-d-guide",
+    says='llm-d\'s guide "optimized baseline", its picks alone',
+    program=None,
+    command=_guide,
+    environment=lambda _: {"PYTHONPATH": str(HERE)},
+    ready_path="/readiness",
+)
 VLLM_ROUTER = Peer(
     name="vllm-router",
     says="vllm-router 0.1.17, cache_aware",

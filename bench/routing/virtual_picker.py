@@ -8,11 +8,13 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from bench.routing.one_cache import BLOCK_TOKENS, block_keys
-from bench.routing.virtual_world import Arrival, Pod
+from bench.routing.virtual_pod import Pod
+from bench.routing.virtual_world import Arrival
 from extproc.choosing.choose import Choice, PoolView, Query, RoundRobin, choose, look
 from extproc.choosing.health import EndpointHealth
 from extproc.choosing.hot_prefixes import HotPrefixes
 from extproc.pods.endpoint import Ask, EndpointStatus
+from extproc.pods.endpoint_samples import restarted
 from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.pods.link_estimate import LinkEstimates
@@ -34,12 +36,14 @@ class Picker:
         self._states = {pod.address: LIVE for pod in pods}
         self.bookings = Bookings(tokens_per_second=policy.prefill_tokens_per_second)
         self.learned_adapters: Mapping[str, str] = {}
+        self._estimates = LatencyEstimates(tokens_per_second=policy.prefill_tokens_per_second)
+        self._memory = RoutingMemory(policy)
         self._view = PoolView(
             endpoints=self,
             bookings=self.bookings,
-            memory=RoutingMemory(policy),
+            memory=self._memory,
             health=EndpointHealth(policy.health),
-            estimates=LatencyEstimates(tokens_per_second=policy.prefill_tokens_per_second),
+            estimates=self._estimates,
             links=LinkEstimates(),
             hot=HotPrefixes(policy.hotspot),
             turns=RoundRobin(),
@@ -85,16 +89,29 @@ class Picker:
             winner, now=now, uncached_tokens=uncached, context_tokens=count
         )
 
+    def answered(self, ticket: Booking) -> None:
+        """Of streams the picker sees no first piece."""
+
     def ended(self, ticket: Booking) -> None:
         self.bookings.release(ticket)
 
     def scraped(self, statuses: Sequence[EndpointStatus], *, now: float) -> None:
-        self._statuses = statuses
-        for status in statuses:
-            if status.trend.prefill_tokens_per_second is not None:
-                self.bookings.prefill_rate(
-                    status.address, tokens_per_second=status.trend.prefill_tokens_per_second, now=now
-                )
+        """Take the reports as `extproc.pools.picker_books` does."""
+        before, self._statuses = self._statuses, statuses
+        for last, status in zip(before, statuses, strict=True):
+            endpoint, load = status.address, status.load
+            assert load is not None, "a simulated pod reports always"
+            if last.load is not None and restarted(last.load, load):
+                self._estimates.forget(endpoint)
+                self._memory.forget(endpoint)
+                self.bookings.emptied(endpoint)
+            self._estimates.report(endpoint, load, now=now)
+            self._estimates.trend(endpoint, status.trend)
+            seconds = self._estimates.pace(endpoint).first_token_seconds
+            self.bookings.reported(endpoint, load, first_token_seconds=seconds)
+            rate = self._estimates.tokens_per_second(endpoint)
+            if rate is not None:
+                self.bookings.prefill_rate(endpoint, tokens_per_second=rate, now=now)
 
     def _held(self, hashes: Sequence[bytes], count: int) -> PrefixLookup:
         most = (count - 1) // BLOCK_TOKENS

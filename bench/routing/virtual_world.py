@@ -11,69 +11,15 @@ from functools import partial
 from typing import Any, Protocol
 
 from bench.routing.one_cache import BLOCK_TOKENS, prompt_tokens
-from bench.routing.plan import PodSettings
-from bench.routing.pod_counters import PodCounts
 from bench.routing.script import Record, Session, Workload
+from bench.routing.virtual_pod import Pod
 from bench.routing.workloads import Texts
-from extproc.pods.endpoint import EndpointStatus, Reachability
-from extproc.pods.endpoint_samples import TrendWatch
-from kvmesh.pods.pod_report import EndpointLoad
+from extproc.pods.endpoint import EndpointStatus
 from podsim.core.block_hash import extend_chain
-from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step
+from podsim.core.scheduler import Generation, State, Step
 from podsim.model_folder import ModelFolder
 
 SCRAPE_SECONDS = 0.2  # as `kvmesh extproc` by default
-
-
-class Pod:
-    """One simulated engine in virtual time."""
-
-    def __init__(self, address: str, settings: PodSettings) -> None:
-        self.address = address
-        self._engine = EngineSettings(
-            total_blocks=settings.kv_blocks,
-            max_running=settings.max_num_seqs,
-            max_step_tokens=settings.max_num_batched_tokens,
-            prefill_tokens_per_second=settings.prefill_tokens_per_second,
-            inter_token_seconds=settings.inter_token_ms / 1000,
-        )
-        self.finished = 0
-        self.lost = PodCounts()  # counted by those who were killed
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin anew with an empty cache."""
-        if hasattr(self, "scheduler"):
-            self.lost = self.counts()
-        self.scheduler = Scheduler(self._engine)
-        self.step: Step | None = None
-        self.trend = TrendWatch()
-
-    def counts(self) -> PodCounts:
-        """As the real pods count."""
-        totals = self.scheduler.totals
-        return PodCounts(
-            requests=self.finished,
-            prompt_tokens=totals.queried_tokens + self.lost.prompt_tokens,
-            hit_tokens=totals.hit_tokens + self.lost.hit_tokens,
-            preemptions=totals.preemptions + self.lost.preemptions,
-        )
-
-    def report(self, now: float) -> EndpointStatus:
-        """What a scrape gets."""
-        totals = self.scheduler.totals
-        load = EndpointLoad(
-            waiting_requests=self.scheduler.waiting,
-            running_requests=self.scheduler.running,
-            kv_usage=self.scheduler.pool.usage,
-            prefix_hit_tokens=totals.hit_tokens,
-            prefix_query_tokens=totals.queried_tokens,
-            reported_at=now,
-            kv_capacity_tokens=self._engine.capacity_tokens,
-        )
-        return EndpointStatus(
-            address=self.address, reachability=Reachability.READY, load=load, trend=self.trend.report(load)
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +37,9 @@ class Router(Protocol):
     def pick(self, arrival: Arrival, *, now: float) -> tuple[int, Any]:
         """The pod's number, and what `ended` gets back."""
 
+    def answered(self, ticket: Any) -> None:
+        """The first piece of the answer has passed."""
+
     def ended(self, ticket: Any) -> None:
         """The request is over."""
 
@@ -106,6 +55,8 @@ class RoundRobin:
 
     def pick(self, arrival: Arrival, *, now: float) -> tuple[int, Any]:  # noqa: ARG002
         return next(self._turns), None
+
+    def answered(self, ticket: Any) -> None: ...
 
     def ended(self, ticket: Any) -> None: ...
 
@@ -135,6 +86,7 @@ class World:
     folder: ModelFolder
     texts: Texts
     records: list[Record] = field(default_factory=list)
+    regrets: list[float] = field(default_factory=list)  # seconds; one a request
     _events: list[tuple[float, int, Callable[[float], None]]] = field(default_factory=list)
     _order: "itertools.count[int]" = field(default_factory=itertools.count)
     _turn: "itertools.count[int]" = field(default_factory=itertools.count)
@@ -176,6 +128,9 @@ class World:
         extend_chain(hashes, prompt, block_size=BLOCK_TOKENS, tokens=len(prompt))
         router = self.routers[next(self._turn) % len(self.routers)]
         pod, ticket = router.pick(Arrival(tokens=prompt, hashes=hashes, answer_tokens=turn.answer_tokens), now=now)
+        times = [each.first_token_seconds(hashes, len(prompt), now=now) for each in self.pods]
+        if turn.due >= self.workload.measured_from:
+            self.regrets.append(times[pod] - min(times))
         generation = Generation(
             token_ids=prompt + self.folder.encode(answer, add_special_tokens=False)[: turn.answer_tokens],
             prompt_tokens=len(prompt),
@@ -185,7 +140,7 @@ class World:
         self._open[generation] = _UnderWay(
             session=session, turn=number, ready=now, sent=now, prompt=prompt, pod=pod, router=router, ticket=ticket
         )
-        self.pods[pod].scheduler.add(generation)
+        self.pods[pod].add(generation)
         if self.pods[pod].step is None:
             self._begin(pod, now)
 
@@ -201,9 +156,12 @@ class World:
             return  # killed meanwhile
         for generation in pod.scheduler.finish_step(step, now).produced:
             under_way = self._open[generation]
-            under_way.first = under_way.first if under_way.first is not None else now
+            if under_way.first is None:
+                under_way.first = now
+                pod.answered(generation)
+                under_way.router.answered(under_way.ticket)
             if generation.state is State.FINISHED:
-                pod.finished += 1
+                pod.ended(generation)
                 self._end(generation, now, error=None)
         self._begin(number, now)
 

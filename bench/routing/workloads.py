@@ -144,16 +144,22 @@ def _uniform_sessions(size: UniformSize, *, seconds: float, rng: random.Random, 
 
 def mooncake(plan: Plan, texts: Texts) -> Workload:
     """The Mooncake conversation trace: whole conversations out of one hour, time compressed, tokens divided."""
-    rows = msgspec.json.decode(b"[" + b",".join(TRACE_FILE.read_bytes().splitlines()) + b"]", type=list[TraceRow])
     return Workload(
         name="trace",
         title="Mooncake conversation trace",
-        sessions=tuple(trace_sessions(rows, plan.trace, seconds=plan.trace_seconds, texts=texts)),
+        sessions=tuple(trace_sessions(read_trace(), plan.trace, seconds=plan.trace_seconds, texts=texts)),
         measured_from=0.0,
     )
 
 
-def trace_sessions(rows: Sequence[TraceRow], size: TraceSize, *, seconds: float, texts: Texts) -> Iterator[Session]:
+def read_trace() -> list[TraceRow]:
+    """The cut of the trace."""
+    return msgspec.json.decode(b"[" + b",".join(TRACE_FILE.read_bytes().splitlines()) + b"]", type=list[TraceRow])
+
+
+def trace_sessions(
+    rows: Sequence[TraceRow], size: TraceSize, *, seconds: float, texts: Texts, name: str = "row"
+) -> Iterator[Session]:
     """One completion per row; rows that share leading `hash_ids` share that much leading text."""
     block_tokens = TRACE_BLOCK_TOKENS // size.tokens_divisor
     blocks: dict[int, str] = {}
@@ -170,7 +176,7 @@ def trace_sessions(rows: Sequence[TraceRow], size: TraceSize, *, seconds: float,
         text = " ".join([*(blocks[one] for one in ids[:-1]), " ".join(words)])
         answer = min(max(1, row.output_length // size.answer_divisor), size.longest_answer_tokens)
         turn = Turn(due=due, text=text, answer_tokens=answer)
-        yield Session(name=f"row-{number}", system=None, turns=(turn,))
+        yield Session(name=f"{name}-{number}", system=None, turns=(turn,))
 
 
 WORKLOADS: dict[str, Callable[[Plan, Texts], Workload]] = {

@@ -36,7 +36,8 @@ def candidates_of(
     place = None
     if session is not None:
         place = view.session_endpoint or memory.session_place(session, now=now)
-    unhealthy = unhealthy_endpoints(statuses, health=health, policy=policy, now=now)
+    rate = bookings.tokens_per_second
+    unhealthy = unhealthy_endpoints(statuses, health=health, policy=policy, tokens_per_second=rate, now=now)
     prompt_tokens = match.prompt_tokens
     most = max(prompt_tokens - 1, 0)  # vLLM computes at least the last token anew
     matched_tokens, worth_tokens, states = match.matched_tokens, match.worth_tokens, hits.states
@@ -102,14 +103,27 @@ def candidates_of(
 
 
 def unhealthy_endpoints(
-    statuses: Sequence[EndpointStatus], *, health: EndpointHealth, policy: PickPolicy, now: float
+    statuses: Sequence[EndpointStatus],
+    *,
+    health: EndpointHealth,
+    policy: PickPolicy,
+    tokens_per_second: float,
+    now: float,
 ) -> Mapping[str, str]:
-    """Return the endpoints to be avoided and why: failures, or tokens far slower than the others'."""
+    """Return the endpoints to be avoided and why: failures, or tokens far slower than the others'.
+
+    Decoding is slow beside prompts that are computed in the same steps, and that is no fault. An endpoint that begins
+    more prompts than one so slow could compute is not slow; `tokens_per_second` is what the pool's endpoints compute.
+    """
     times = {}
     for status in statuses:
         if (seconds := status.trend.inter_token_seconds) is not None:
             times[status.address] = seconds
     slow = slow_endpoints(times, policy=policy.health) if len(times) > 2 else {}
+    if slow:
+        most = tokens_per_second / policy.health.slow_factor
+        busy = {status.address for status in statuses if status.trend.prompt_tokens_per_second >= most}
+        slow = {address: why for address, why in slow.items() if address not in busy}
     failed = health.avoided(now=now)
     if not slow and not failed:
         return failed

@@ -247,7 +247,13 @@ class PoolPages:
         for source in () if isinstance(index, str) else index.sources:
             sources.setdefault(source.endpoint, []).append(source)
         avoided = {
-            **unhealthy_endpoints(statuses, health=books.health, policy=self.policy, now=now),
+            **unhealthy_endpoints(
+                statuses,
+                health=books.health,
+                policy=self.policy,
+                tokens_per_second=books.bookings.tokens_per_second,
+                now=now,
+            ),
             **dict.fromkeys(self.policy.cordoned, "cordoned"),
         }
         bookings, errors, all_picks = books.bookings.by_endpoint(), books.estimates.errors(), sum(books.picks.values())

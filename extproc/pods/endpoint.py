@@ -35,6 +35,7 @@ class EndpointTrend:
     inter_token_seconds: float | None = None  # mean of the last window; None: too few tokens to say
     memory_bytes_per_second: float | None = None
     prefill_tokens_per_second: float | None = None  # what the pod manages when it has enough to do
+    prompt_tokens_per_second: float = 0.0  # that it has begun to compute, in that window or the one before: the more
 
 
 NO_TREND = EndpointTrend()

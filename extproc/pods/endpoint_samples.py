@@ -396,6 +396,7 @@ class EndpointSamples:
 # of reports with waiting requests all along: pods count a prompt as a whole when they begin with it, so that a shorter
 # time mostly shows how the prompts fell into it
 LEAST_WAITED_SECONDS, MOST_WAITED_SECONDS = 0.5, 10.0
+LEAST_WAITED_STARTS = 4  # first tokens in it, where the pod counts them: of one or two long prompts any rate may come
 MEANS_SECONDS = 2.0  # of reports compared for means; counts of shorter ones are too small
 RATE_FADING = 0.01  # a second: a period shows at most what the pod can do, so the best one counts, and fades
 
@@ -408,18 +409,20 @@ class TrendWatch:
         self._waiting_since: EndpointLoad | None = None  # where requests began to wait
         self._rate_then: float | None = None
         self._base: EndpointLoad | None = None  # where the window of the means began
+        self._prompt_rate = 0.0  # of the last window
         self.trend = NO_TREND
 
     def report(self, load: EndpointLoad) -> EndpointTrend:
         """Take a report and return the trend up to it."""
         previous, self._previous = self._previous, load
         if previous is None or restarted(previous, load):
-            self._base, self._waiting_since, self.trend = load, None, NO_TREND
+            self._base, self._waiting_since, self.trend, self._prompt_rate = load, None, NO_TREND, 0.0
             self._prefill_rate(load)
             return self.trend
         base = self._base or previous
         rate = self._prefill_rate(load)
         inter_token, moved = self.trend.inter_token_seconds, self.trend.memory_bytes_per_second
+        prompts = self.trend.prompt_tokens_per_second
         seconds = load.reported_at - base.reported_at
         if seconds >= MEANS_SECONDS:
             tokens = load.inter_token_count - base.inter_token_count
@@ -430,15 +433,16 @@ class TrendWatch:
             )
             if load.memory_bytes_moved is not None and base.memory_bytes_moved is not None:
                 moved = (load.memory_bytes_moved - base.memory_bytes_moved) / seconds
+            # a prompt counts as a whole when it begins, and may take until the next window
+            before, self._prompt_rate = self._prompt_rate, _computed(base, load) / seconds
+            prompts = max(before, self._prompt_rate)
             self._base = load
-        if (rate, inter_token, moved) != (
-            self.trend.prefill_tokens_per_second,
-            self.trend.inter_token_seconds,
-            self.trend.memory_bytes_per_second,
-        ):
-            self.trend = EndpointTrend(
-                inter_token_seconds=inter_token, memory_bytes_per_second=moved, prefill_tokens_per_second=rate
-            )
+        self.trend = EndpointTrend(
+            inter_token_seconds=inter_token,
+            memory_bytes_per_second=moved,
+            prefill_tokens_per_second=rate,
+            prompt_tokens_per_second=prompts,
+        )
         return self.trend
 
     def _prefill_rate(self, load: EndpointLoad) -> float | None:
@@ -459,13 +463,18 @@ class TrendWatch:
             self._waiting_since, self._rate_then = load, known
             return known
         seconds = load.reported_at - start.reported_at
-        computed = (load.prefix_query_tokens - load.prefix_hit_tokens) - (
-            start.prefix_query_tokens - start.prefix_hit_tokens
-        )
+        computed = _computed(start, load)
         if seconds < LEAST_WAITED_SECONDS or computed <= 0:  # none: it waits for memory, not for its turn
+            return known
+        if load.first_token_count and load.first_token_count - start.first_token_count < LEAST_WAITED_STARTS:
             return known
         sample, earlier = computed / seconds, self._rate_then
         return sample if earlier is None else max(sample, earlier * (1.0 - RATE_FADING * seconds))
+
+
+def _computed(since: EndpointLoad, load: EndpointLoad) -> int:
+    """Return the prompt tokens that it has begun to compute since."""
+    return (load.prefix_query_tokens - load.prefix_hit_tokens) - (since.prefix_query_tokens - since.prefix_hit_tokens)
 
 
 def restarted(previous: EndpointLoad, load: EndpointLoad) -> bool:

@@ -54,6 +54,11 @@ class Bookings:
         self._rates: dict[str, float] = {}
         self._tokens_per_second = tokens_per_second
 
+    @property
+    def tokens_per_second(self) -> float:
+        """How fast an endpoint computes prompts, as far as is known."""
+        return self._tokens_per_second
+
     def reconfigure(self, *, tokens_per_second: float) -> None:
         """Expect another rate until one was measured."""
         if not self._rates:

@@ -26,9 +26,14 @@ PLAN = Plan(
     churn_kill_at_seconds=0.3,
     churn_back_after_seconds=0.1,
 )
+PROCESSES = {
+    "round-robin": {"envoy"},
+    "kvmesh": {"envoy", "redis", "indexer", "picker-0", "picker-1"},
+    "llm-d-guide": {"llm-d-guide-0", "llm-d-guide-1"},
+}
 
 
-@pytest.mark.parametrize("arm", ["round-robin", "kvmesh"])
+@pytest.mark.parametrize("arm", PROCESSES)
 async def test_an_arm_answers_the_same_load_through_its_router(arm: str, tmp_path: Path) -> None:
     bench = Bench(
         plan=PLAN,
@@ -49,5 +54,4 @@ async def test_an_arm_answers_the_same_load_through_its_router(arm: str, tmp_pat
     assert churn.requests == 12
     assert churn.succeeded + sum(churn.errors.values()) == 12
     assert churn.succeeded >= 8
-    expected = {"envoy"} if arm == "round-robin" else {"envoy", "redis", "indexer", "picker-0", "picker-1"}
-    assert set(churn.router_cpu_ms_by_process) == expected
+    assert set(churn.router_cpu_ms_by_process) == PROCESSES[arm]

@@ -139,6 +139,16 @@ def test_failing_and_slow_endpoints_are_avoided_unless_they_are_most() -> None:
     assert not any(pod.unhealthy for pod in seen(*slow, health=health, policy=policy))
 
 
+def test_an_endpoint_that_decodes_slowly_beside_prompts_is_not_avoided() -> None:
+    policy, rate = PickPolicy(), Bookings().tokens_per_second
+    pods = [status(name, trend=EndpointTrend(inter_token_seconds=0.02)) for name in "abc"]
+    factor = policy.health.slow_factor
+    for share, is_avoided in ((0.9 / factor, True), (1.1 / factor, False)):  # so much a slow one could compute, too
+        busy = EndpointTrend(inter_token_seconds=0.5, prompt_tokens_per_second=share * rate)
+        d = seen(*pods, status("d", trend=busy), policy=policy)[-1]
+        assert (d.unhealthy is not None) == is_avoided
+
+
 def test_what_was_routed_is_expected_for_seconds_where_events_flow_and_for_minutes_where_not() -> None:
     memory = RoutingMemory(PickPolicy(recent_prefix_seconds=5.0, unfollowed_prefix_seconds=180.0))
     for endpoint in ("live", "silent"):

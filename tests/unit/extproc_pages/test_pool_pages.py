@@ -54,7 +54,7 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
     """A pool of two pods; `wrong`: pod -> the finding that predictions never come true; `untokenized`: likewise."""
     books = SimpleNamespace(
         health=EndpointHealth(POLICY.health),
-        bookings=SimpleNamespace(by_endpoint=lambda: {"a:1": 2}),
+        bookings=SimpleNamespace(by_endpoint=lambda: {"a:1": 2}, tokens_per_second=8000.0),
         estimates=SimpleNamespace(
             errors=lambda: {"a:1": EstimateError(mean_seconds=0.0123, bias_seconds=0.0, samples=3)}
         ),

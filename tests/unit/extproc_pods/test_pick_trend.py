@@ -33,12 +33,23 @@ def test_prompts_that_a_pod_counts_as_a_whole_do_not_make_it_look_faster_than_it
     assert trend.prefill_tokens_per_second == 8000.0
 
 
+def test_one_or_two_long_prompts_show_no_rate() -> None:
+    watch = TrendWatch()
+    watch.report(report(0.0, waiting_requests=1, first_token_count=10))
+    # two of 4,500 tokens have begun, the second one just now
+    trend = watch.report(report(0.6, waiting_requests=1, prefix_query_tokens=9000, first_token_count=11))
+    assert trend.prefill_tokens_per_second is None
+    trend = watch.report(report(2.4, waiting_requests=1, prefix_query_tokens=22_500, first_token_count=14))
+    assert trend.prefill_tokens_per_second == 22_500 / 2.4
+
+
 def test_nothing_is_learned_from_an_idle_pod_or_one_that_waits_for_memory() -> None:
     watch = TrendWatch()
     watch.report(report(0.0, prefix_query_tokens=1000))
     assert watch.report(report(1.0, prefix_query_tokens=9000)) == NO_TREND
     watch.report(report(2.0, prefix_query_tokens=9000, waiting_requests=1))
-    assert watch.report(report(3.0, prefix_query_tokens=9000, waiting_requests=1)) == NO_TREND
+    trend = watch.report(report(3.0, prefix_query_tokens=9000, waiting_requests=1))
+    assert trend.prefill_tokens_per_second is None
 
 
 def test_the_time_a_token_is_the_mean_of_a_window_with_enough_tokens() -> None:
@@ -48,6 +59,14 @@ def test_the_time_a_token_is_the_mean_of_a_window_with_enough_tokens() -> None:
     trend = watch.report(report(2.0, inter_token_seconds_sum=9.0, inter_token_count=200))
     assert trend == EndpointTrend(inter_token_seconds=0.04)
     assert watch.report(report(4.5, inter_token_seconds_sum=9.1, inter_token_count=210)) == NO_TREND
+
+
+def test_prompts_count_for_the_window_in_which_they_begin_and_for_the_next_one() -> None:
+    watch, rates = TrendWatch(), []
+    for at, queried, hits in ((0.0, 0, 0), (2.0, 9000, 1000), (4.0, 9000, 1000), (6.0, 9000, 1000)):
+        trend = watch.report(report(at, prefix_query_tokens=queried, prefix_hit_tokens=hits))
+        rates.append(trend.prompt_tokens_per_second)
+    assert rates == [0.0, 4000.0, 4000.0, 0.0]
 
 
 def test_memory_traffic_is_a_rate_and_unknown_where_the_pod_does_not_count() -> None:
@@ -80,7 +99,7 @@ def test_nothing_is_learned_while_caches_come_from_other_pods() -> None:
                 fetched_bytes=moved,
             )
         )
-    assert trend == NO_TREND
+    assert trend.prefill_tokens_per_second is None
     trend = watch.report(
         report(
             2.5,
