@@ -273,6 +273,20 @@ class EndedEvent(msgspec.Struct, frozen=True, kw_only=True):
     missed: int = 0
 
 
+class VariantState(msgspec.Struct, frozen=True, kw_only=True):
+    """How many pods of one variant are wanted, and what one of them does within the promises."""
+
+    name: str  # "": pods of a role without variants, or of none of them
+    wanted: int
+    told: int
+    ready: int
+    present: int
+    source: str  # of what is known of a pod: learned, declared, assumed, unknown
+    prefill_tokens_per_second: float | None = None
+    decode_tokens_per_second: float | None = None
+    pod_hour_price: float | None = None
+
+
 class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
     """How many pods of one role are wanted (the policy's autoscale), and why."""
 
@@ -285,6 +299,11 @@ class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     shadow: bool = False
     saturation: float | None = None
+    prefill_lean: float | None = None  # the share of prompts in its work
+    cost_per_hour: float | None = None  # of the pods that are there
+    cost_per_million_tokens: float | None = None  # as served in the last minutes
+    cost_per_million_output_tokens: float | None = None
+    variants: Sequence[VariantState] = ()
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):

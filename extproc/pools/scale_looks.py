@@ -12,6 +12,7 @@ from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.autoscale import Autoscale
 from extproc.policy.pool_config import PoolConfig
 from extproc.policy.priority import PriorityClass
+from extproc.policy.scale_variants import OTHERS, variant_of
 from extproc.scaling.pool_scaling import PoolScaling
 from extproc.scaling.seen import PodSeen, PoolSeen, Signal
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
@@ -110,21 +111,38 @@ class ScaleLooks:
 
 def _pods(pool: SeenPool, *, now: float) -> Sequence[PodSeen]:
     policy, estimates = pool.config.policy, pool.books.estimates
+    variants = _variants(pool.config)
     pods = []
     for status in pool.endpoints.known(now=now):
         if status.reachability is Reachability.TERMINATING:
             continue
         pace = estimates.pace(status.address)
-        rate = estimates.tokens_per_second(status.address) or 1.0 / pace.backlog_seconds_a_token
+        learned = estimates.tokens_per_second(status.address)
         pods.append(
             PodSeen(
                 address=status.address,
                 role=policy.roles.get(status.address, Role.BOTH).value,
                 serves=status.reachability in SERVING and status.address not in policy.cordoned,
                 load=status.load,
-                tokens_per_second=rate,
+                tokens_per_second=learned or 1.0 / pace.backlog_seconds_a_token,
+                is_learned=learned is not None,
+                variant=variants.get(status.address, OTHERS),
                 request_seconds=pace.request_seconds,
                 running_limit=pace.running_limit,
             )
         )
     return pods
+
+
+def _variants(config: PoolConfig) -> Mapping[str, str]:
+    """Return endpoint -> the variant of its role that its labels say; without those of none."""
+    policy = config.policy
+    by_role = policy.autoscale.by_role
+    if not any(scaled.variants for scaled in by_role.values()):
+        return {}
+    found = {}
+    for endpoint in config.endpoints:
+        scaled = by_role.get(policy.roles.get(endpoint.address, Role.BOTH).value)
+        if scaled is not None and scaled.variants:
+            found[endpoint.address] = variant_of(endpoint.labels, scaled.variants)
+    return found

@@ -15,9 +15,13 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     busy: float  # then
     horizon: float  # until then
     alone_seconds: float  # for which the ready pods have no help: less than the horizon where some start already
-    ready: int
+    ready: float  # pods
     ttft_seconds: float | None  # promised; None: nothing is
     inter_token_seconds: float | None
+
+    def in_pods_of(self, pace: float) -> "Outlook":
+        """Return it in pods that do so many times what one of these does."""
+        return msgspec.structs.replace(self, level=self.level / pace, busy=self.busy / pace, ready=self.ready / pace)
 
     @property
     def words(self) -> str:
@@ -73,3 +77,29 @@ def _draining(outlook: Outlook, *, waiting_seconds: float) -> float:
     if late <= 0.0:
         return 0.0
     return (late + max(outlook.busy - outlook.ready, 0.0) * outlook.alone_seconds) / DRAIN_SECONDS
+
+
+class Outlooks(msgspec.Struct, frozen=True, kw_only=True):
+    """Both kinds of work; None: the role has none of it, or too little is known."""
+
+    prompts: Outlook | None = None
+    decoding: Outlook | None = None
+
+    def needs(self, work: Work) -> tuple[Need | None, Need | None]:
+        """Return what prompts and decoding need."""
+        return (
+            None if self.prompts is None else for_prompts(self.prompts, work),
+            None if self.decoding is None else for_decoding(self.decoding, work),
+        )
+
+
+def larger(needs: tuple[Need | None, Need | None]) -> Need | None:
+    """Return the larger need of prompts and decoding, with the word of the other one that a promise is out of reach."""
+    given = [each for each in needs if each is not None]
+    if not given:
+        return None
+    need = max(given, key=lambda each: each.pods)
+    out_of_reach = next((each for each in given if each.is_out_of_reach), None)
+    if out_of_reach is not None and out_of_reach is not need:
+        return msgspec.structs.replace(need, words=f"{need.words}; {out_of_reach.words}", is_out_of_reach=True)
+    return need

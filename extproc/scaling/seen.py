@@ -18,6 +18,8 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float  # of prompts, when it has enough of them; as learned, or as the policy has it
     request_seconds: float  # of prefill that its average request takes
     running_limit: float | None = None  # requests that it runs when others wait; None: none was seen to wait
+    variant: str = ""  # of its role, as the policy names them; "": of none
+    is_learned: bool = True  # `tokens_per_second` was seen; False: it is what the policy assumes
 
 
 class PoolSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,37 @@ class State(StrEnum):
     PROMISE_OUT_OF_REACH = "promise-out-of-reach"
 
 
+class Source(StrEnum):
+    """Where a capacity is known from."""
+
+    LEARNED = "learned"
+    DECLARED = "declared"  # by the policy, or on the command line
+    ASSUMED = "assumed"  # pods are there and have had too little to do: the policy's prefillTokensPerSecond
+    UNKNOWN = "unknown"  # no pod was seen, and nothing is declared
+
+
+class VariantSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """How many pods of one variant of a role are wanted, and what one of them does."""
+
+    name: str  # "": the pods of a role without variants, or those that are of none
+    wanted: int
+    told: int
+    ready: int
+    present: int
+    pod_hour_price: float | None  # None: the policy has none
+    prefill_tokens_per_second: float | None
+    decode_tokens_per_second: float | None  # at the promised time a token
+    source: Source
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the pods that are there, in the policy's currency; None: a price is missing, or nothing is served."""
+
+    per_hour: float | None = None
+    per_million_tokens: float | None = None  # of prompts, cached too, and answers, as served in the last minutes
+    per_million_output_tokens: float | None = None
+
+
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
     """How many pods of one role a pool wants, and why."""
 
@@ -63,3 +96,12 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens_per_second: float = 0.0  # not cached: computed, or waiting, or refused
     cached_tokens_per_second: float = 0.0
     output_tokens_per_second: float = 0.0
+    variants: tuple[VariantSignal, ...] = ()
+    costs: Costs = Costs()
+
+    @property
+    def prefill_lean(self) -> float | None:
+        """What share of the work is prompts; None: one of both kinds is not known."""
+        if self.prefill_busy is None or self.decode_busy is None or not self.prefill_busy + self.decode_busy:
+            return None
+        return self.prefill_busy / (self.prefill_busy + self.decode_busy)

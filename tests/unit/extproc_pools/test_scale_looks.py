@@ -18,6 +18,7 @@ from extproc.pools.scale_looks import ScaleLooks, SeenPool
 from extproc.scaling.pool_scaling import PoolScaling
 from extproc.scaling.seen import PoolSeen, Signal
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
+from kvmesh.documents.pools import PoolEndpoint
 from kvmesh.metrics.registry import Registry
 
 POLICY, _ = pick_policy({"autoscale": {"both": {"maxReplicas": 8}}})
@@ -82,6 +83,25 @@ def test_a_pods_rate_is_the_policys_until_it_is_learned(desk: Desk) -> None:
     desk.statuses.append(EndpointStatus(address="a:1", reachability=Reachability.READY, load=None))
     (pod,) = desk.look().pods
     assert pod.tokens_per_second == pytest.approx(5000.0, rel=0.2)
+
+
+def test_a_pods_variant_is_the_first_of_its_role_whose_labels_it_has(desk: Desk) -> None:
+    variants = [
+        {"name": name, "podHourPrice": 1, "selector": {"gpu": gpu}} for name, gpu in (("quick", "h100"), ("slow", "l4"))
+    ]
+    policy, _ = pick_policy({"autoscale": {"both": {"variants": variants}}})
+    desk.looks.reconfigure(policy.autoscale)
+    endpoints = []
+    for number, gpu in enumerate(("h100", "l4", "tpu")):
+        address = f"p{number}:1"
+        desk.statuses.append(EndpointStatus(address=address, reachability=Reachability.READY, load=None))
+        endpoints.append(PoolEndpoint(address=address, labels={"gpu": gpu, "app": "llama"}))
+    desk.pool.config = replace(desk.pool.config, policy=policy, endpoints=tuple(endpoints))
+    assert [(pod.variant, pod.is_learned) for pod in desk.look().pods] == [
+        ("quick", False),
+        ("slow", False),
+        ("", False),
+    ]
 
 
 def test_what_waits_and_was_refused_is_of_this_picker(desk: Desk) -> None:
