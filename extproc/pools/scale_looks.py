@@ -3,6 +3,7 @@
 Every two seconds, and only where the policy asks for a signal.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from extproc.policy.autoscale import Autoscale
 from extproc.policy.pool_config import PoolConfig
 from extproc.policy.priority import PriorityClass
 from extproc.policy.scale_variants import OTHERS, variant_of
+from extproc.scaling.plan import Plan, plan_of
 from extproc.scaling.pool_scaling import PoolScaling
 from extproc.scaling.seen import PodSeen, PoolSeen, Signal
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
@@ -58,16 +60,30 @@ class ScaleLooks:
         see: Callable[[], SeenPool],
         pickers: Callable[[], int],
         clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """`pickers`: how many there are, with this one."""
+        """`pickers`: how many there are, with this one; `wall`: the time of day, in seconds since the epoch."""
         self._scaling = PoolScaling(autoscale)
-        self._see, self._pickers, self._clock = see, pickers, clock
+        self._see, self._pickers, self._clock, self._wall = see, pickers, clock, wall
         self._admitted: dict[str, tuple[float, float]] = {}  # class -> its requests, and when there were more last
 
     @property
     def signals(self) -> Mapping[str, Signal]:
         """How many pods each role wants, as of the last look; of roles that the policy names."""
         return self._scaling.signals
+
+    def plan(self, *, seconds: float) -> Plan:
+        """Return what is wanted now, or would be in so many seconds."""
+        pool = self._see()
+        promises = self._scaling.promises
+        return plan_of(
+            list(self._scaling.planned(seconds).values()),
+            of=f"in {seconds:g} s" if seconds else "now",
+            pool=pool.config.name,
+            currency=pool.config.policy.observability.currency,
+            ttft_seconds=promises[0],
+            inter_token_seconds=promises[1],
+        )
 
     def reconfigure(self, autoscale: Autoscale) -> None:
         """Go by another policy from the next look on."""
@@ -93,6 +109,7 @@ class ScaleLooks:
                 refused_tokens=pool.overload.refused_tokens,
                 ttft_seconds=min((each.targets.ttft_seconds for each in used), default=None),
                 inter_token_seconds=min((each.targets.inter_token_seconds for each in used), default=None),
+                wall=self._wall(),
             ),
             now=now,
         )

@@ -1,5 +1,7 @@
 """What the load of one role needs, in pods and in words: work by forecast, chance, and what waits too long. Pure."""
 
+from math import inf
+
 import msgspec
 
 from extproc.scaling.demand import Work
@@ -26,6 +28,8 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """The forecast in words."""
+        if not self.horizon:
+            return f"{self.level:.2g} pods busy"
         return f"{self.level:.2g} pods busy, {self.busy:.2g} by forecast in {self.horizon:g} s"
 
 
@@ -55,10 +59,9 @@ def for_prompts(outlook: Outlook, work: Work) -> Need:
 
 def for_decoding(outlook: Outlook, work: Work) -> Need:
     """Return what decoding needs."""
-    streams = work.streams or 1.0
-    pods = pods_for(outlook.busy, beta=USUAL_BETA, streams=streams)
-    words = f"decoding keeps {outlook.words} ({streams:.0f} streams each by {work.limit}), and chance needs "
-    words += f"{pods - outlook.busy:.2g}"
+    pods = pods_for(outlook.busy, beta=USUAL_BETA, streams=work.streams or inf)
+    each = "" if work.streams is None else f" ({work.streams:.0f} streams each by {work.limit})"
+    words = f"decoding keeps {outlook.words}{each}, and chance needs {pods - outlook.busy:.2g}"
     draining = _draining(outlook, waiting_seconds=work.waiting_decode_seconds)
     if draining:
         words += f", and what waits too long {draining:.2g}"

@@ -5,16 +5,16 @@ signals = scaling.look(seen, now=now)       # every few seconds; by role
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean, median
 
 from extproc.policy.autoscale import Autoscale, ScalePolicy
 from extproc.policy.scale_variants import OTHERS
-from extproc.scaling.demand import RoleDemand, Waiting, Work
+from extproc.scaling.demand import Waiting, Work
 from extproc.scaling.forecast import Forecast
-from extproc.scaling.holding import Holding
 from extproc.scaling.need import Need, Outlook, Outlooks, larger
+from extproc.scaling.plan import PlannedRole, planned_roles
+from extproc.scaling.role_memory import RoleMemory
 from extproc.scaling.running_costs import costs_of
 from extproc.scaling.seen import PodSeen, PoolSeen, Signal, State
 from extproc.scaling.thresholds import WORDS, Verdict, Way, verdict
@@ -23,7 +23,6 @@ from extproc.scaling.variant_scaling import (
     UP_MARGIN,
     RoleReady,
     VariantPods,
-    VariantSet,
     declared_of,
     need_of,
     offers_of,
@@ -37,41 +36,18 @@ MOST_GAP_SECONDS = 60.0  # between two looks; more, and less than none: the cloc
 STARTS_KEPT, STARTS_OF_ALL = 5, 40  # of one variant, of all
 
 
-@dataclass(slots=True, eq=False)
-class _Role:
-    """What is known of one role."""
-
-    demand: RoleDemand = field(default_factory=RoleDemand)
-    prefill: Forecast = field(default_factory=Forecast)
-    decode: Forecast = field(default_factory=Forecast)
-    holding: Holding = field(default_factory=Holding)  # where there are no variants
-    variants: VariantSet = field(default_factory=VariantSet)
-
-    def count_in(self, reference: str) -> None:
-        """Count work in pods of this variant from now on."""
-        if self.demand.reference != reference:  # what was seen was counted in others
-            self.demand.reference = reference
-            self.prefill.clear()
-            self.decode.clear()
-
-    def forget_samples(self) -> None:
-        """Begin anew; the number that is wanted stays."""
-        self.demand = RoleDemand(reference=self.demand.reference)
-        self.prefill.clear()
-        self.decode.clear()
-
-
 class PoolScaling:
     """One pool. What was learned stays when its policy changes."""
 
     def __init__(self, autoscale: Autoscale) -> None:
         self.signals: Mapping[str, Signal] = {}  # by role, of the last look
         self._autoscale = autoscale
-        self._roles: dict[str, _Role] = {}
+        self._roles: dict[str, RoleMemory] = {}
         self._starting: dict[str, float] = {}  # pods that were seen to appear -> seconds, until they serve
         self._known: set[str] | None = None  # pods of the last look
         self._starts: list[tuple[str, float]] = []  # variants, and seconds that the last ones took
         self._looked_at: float | None = None
+        self._seen: PoolSeen | None = None
         self._refused = (0.0, 0.0)
 
     @property
@@ -89,12 +65,12 @@ class PoolScaling:
         """Take what there is `now`, in monotonic seconds, and return what is wanted, by role."""
         seconds = 0.0 if self._looked_at is None else now - self._looked_at
         has_jumped = self._looked_at is not None and not 0.0 < seconds <= MOST_GAP_SECONDS
-        self._looked_at = now
+        self._looked_at, self._seen = now, seen
         self._note_starts(seen.pods, now=now, has_jumped=has_jumped)
         refused = seen.refused_requests - self._refused[0], seen.refused_tokens - self._refused[1]
         self._refused = seen.refused_requests, seen.refused_tokens
         by_role = self._autoscale.by_role
-        self._roles = {role: self._roles.get(role) or _Role() for role in by_role}
+        self._roles = {role: self._roles.get(role) or RoleMemory() for role in by_role}
         if has_jumped:
             for kept in self._roles.values():
                 kept.forget_samples()
@@ -111,6 +87,17 @@ class PoolScaling:
             for role, policy in by_role.items()
         }
         return self.signals
+
+    @property
+    def promises(self) -> tuple[float | None, float | None]:
+        """The first token's and the inter-token time that the last look went by."""
+        return (None, None) if self._seen is None else (self._seen.ttft_seconds, self._seen.inter_token_seconds)
+
+    def planned(self, seconds: float) -> Mapping[str, PlannedRole]:
+        """Return what the last look would want in so many seconds, by role; 0: what is wanted now."""
+        if self._seen is None:
+            return {}
+        return planned_roles(self._autoscale.by_role, self._roles, self.signals, self._seen, seconds=seconds)
 
     @property
     def start_seconds(self) -> float | None:
@@ -153,7 +140,7 @@ class PoolScaling:
     ) -> Signal:
         pods, kept = [pod for pod in seen.pods if pod.role == role], self._roles[role]
         ready, promise = sum(pod.serves for pod in pods), seen.inter_token_seconds
-        work = self._work(policy, kept, pods, waiting, seconds=seconds, promise=promise, now=now)
+        work = self._work(policy, kept, pods, waiting, seen, seconds=seconds, now=now)
         variants = variant_pods(policy, pods, kept.demand, promise=promise)
         serving = ready_of(variants) if policy.variants else RoleReady(prompts=ready, decoding=ready)
         state, words, least = _why_to_hold(pods, waiting, work, has_jumped=has_jumped)
@@ -200,17 +187,18 @@ class PoolScaling:
             output_tokens_per_second=0.0 if work is None else work.output_rate,
             variants=by_variant,
             costs=costs_of(by_variant, work),
+            time_of_day=kept.main(role).day_state(policy.start_seconds, wall=seen.wall),
         )
 
     @staticmethod
     def _work(
         policy: ScalePolicy,
-        kept: _Role,
+        kept: RoleMemory,
         pods: Sequence[PodSeen],
         waiting: Waiting,
+        seen: PoolSeen,
         *,
         seconds: float,
-        promise: float | None,
         now: float,
     ) -> Work | None:
         """Take the reports in, and return the work that has come."""
@@ -219,14 +207,15 @@ class PoolScaling:
             pods,
             waiting,
             seconds=seconds,
-            inter_token_seconds=promise,
+            inter_token_seconds=seen.inter_token_seconds,
             declared=declared_of(policy, kept.demand.reference),
         )
         if work is not None and work.reporting:
             if work.prefill is not None:
-                kept.prefill.add(work.prefill, now=now)
+                kept.prefill.add(work.prefill, now=now, wall=seen.wall)
             if work.decode is not None:
-                kept.decode.add(work.decode, now=now)
+                kept.decode.add(work.decode, now=now, wall=seen.wall)
+        kept.work = work or kept.work
         return work
 
     def _outlooks(
@@ -234,7 +223,7 @@ class PoolScaling:
         role: str,
         policy: ScalePolicy,
         variant: VariantPods,
-        kept: _Role,
+        kept: RoleMemory,
         seen: PoolSeen,
         ready: RoleReady,
         *,
@@ -245,7 +234,7 @@ class PoolScaling:
         starting = self._oldest_start(role, seen.pods, now=now)
 
         def outlook(forecast: Forecast, ready: float) -> Outlook | None:
-            level, busy = forecast.level, forecast.ahead(horizon)
+            level, busy = forecast.level, forecast.ahead(horizon, wall=seen.wall)
             if level is None or busy is None:
                 return None
             return Outlook(
@@ -316,7 +305,7 @@ def _thresholds(policy: ScalePolicy, pods: Sequence[PodSeen], waiting: Waiting, 
 
 
 def _need(
-    policy: ScalePolicy, kept: _Role, variants: Sequence[VariantPods], ahead: Mapping[str, Outlooks], work: Work
+    policy: ScalePolicy, kept: RoleMemory, variants: Sequence[VariantPods], ahead: Mapping[str, Outlooks], work: Work
 ) -> tuple[Need | None, str]:
     """Return what the load needs, and where there are variants in words in whose pods that is counted."""
     if not policy.variants:
@@ -326,7 +315,7 @@ def _need(
 
 
 def _held(
-    policy: ScalePolicy, kept: _Role, variants: Sequence[VariantPods], least: int, *, ready: int
+    policy: ScalePolicy, kept: RoleMemory, variants: Sequence[VariantPods], least: int, *, ready: int
 ) -> Mapping[str, int]:
     """Return the numbers by variant while nothing can be recommended: as they were, and `least` in all."""
     if policy.variants:
@@ -338,7 +327,7 @@ def _held(
 
 def _settled(
     policy: ScalePolicy,
-    kept: _Role,
+    kept: RoleMemory,
     variants: Sequence[VariantPods],
     ahead: Mapping[str, Outlooks],
     work: Work,

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
+from extproc.scaling.day_profile import DayState
 from kvmesh.pods.pod_report import EndpointLoad
 
 
@@ -33,6 +34,7 @@ class PoolSeen(msgspec.Struct, frozen=True, kw_only=True):
     refused_tokens: float = 0.0
     ttft_seconds: float | None = None  # the tightest promise of the classes that have requests; None: of none
     inter_token_seconds: float | None = None
+    wall: float | None = None  # the time of day, in seconds since the epoch; None: it is not asked for
 
 
 class State(StrEnum):
@@ -68,6 +70,8 @@ class VariantSignal(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_second: float | None
     decode_tokens_per_second: float | None  # at the promised time a token
     source: Source
+    streams: float | None = None  # that a pod runs within the promise
+    request_seconds: float = 0.0  # that it takes for the average prompt
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +102,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_second: float = 0.0
     variants: tuple[VariantSignal, ...] = ()
     costs: Costs = Costs()
+    time_of_day: DayState = DayState.LEARNING  # whether the days before say what is ahead
 
     @property
     def prefill_lean(self) -> float | None:

@@ -315,6 +315,8 @@ def variant_signals(
             prefill_tokens_per_second=each.capacity.prefill,
             decode_tokens_per_second=each.capacity.decode,
             source=each.capacity.source,
+            streams=each.capacity.streams,
+            request_seconds=each.capacity.request_seconds,
         )
         for each in variants
     )

@@ -69,6 +69,8 @@ class FluidPool:
     refused_requests: float = 0.0
     refused_tokens: float = 0.0
     pickers: int = 1
+    by_the_clock: bool = False  # `now` is the time of day, too
+    look_seconds: float = LOOK_SECONDS
     speeds: Mapping[str, float] = field(default_factory=dict)  # by variant
     wanted: list[int] = field(default_factory=list)  # at each look
     scaling: PoolScaling = field(init=False)
@@ -89,7 +91,7 @@ class FluidPool:
         """Let so much time go by, and return the last signal."""
         until = self.now + seconds
         while self.now < until - 1e-9:
-            self.now += LOOK_SECONDS
+            self.now += self.look_seconds
             self._work()
             self.look()
         return self.signal
@@ -130,23 +132,24 @@ class FluidPool:
             refused_tokens=self.refused_tokens,
             ttft_seconds=self.ttft_seconds,
             inter_token_seconds=self.inter_token_seconds,
+            wall=self.now if self.by_the_clock else None,
         )
 
     def _work(self) -> None:
         serving = [pod for pod in self.pods if pod.serves]
         for pod in serving:
-            pod.waiting += self.rate(self.now) * LOOK_SECONDS * pod.speed / sum(each.speed for each in serving)
-            done = min(pod.waiting, TOKENS_PER_SECOND * pod.speed * LOOK_SECONDS)
+            pod.waiting += self.rate(self.now) * self.look_seconds * pod.speed / sum(each.speed for each in serving)
+            done = min(pod.waiting, TOKENS_PER_SECOND * pod.speed * self.look_seconds)
             pod.waiting -= done
             pod.computed += done
             pod.requests += done / PROMPT_TOKENS
-            self._generate(pod, done / PROMPT_TOKENS / LOOK_SECONDS)
+            self._generate(pod, done / PROMPT_TOKENS / self.look_seconds)
 
     def _generate(self, pod: FluidPod, requests_a_second: float) -> None:
         # Little's law: as many streams as come while one lasts, which depends on how many there are
         work = requests_a_second * self.output_each
         pod.streams = work * self.base_seconds / max(1.0 - work * self.seconds_a_stream, 0.05)
-        tokens = work * LOOK_SECONDS
+        tokens = work * self.look_seconds
         pod.generated += tokens
         pod.stream_seconds += tokens * (self.base_seconds + self.seconds_a_stream * pod.streams)
 
