@@ -287,6 +287,17 @@ class VariantState(msgspec.Struct, frozen=True, kw_only=True):
     pod_hour_price: float | None = None
 
 
+class ActedState(msgspec.Struct, frozen=True, kw_only=True):
+    """How it stands with one Deployment whose scale is to be written (the policy's autoscale.act)."""
+
+    deployment: str
+    variant: str
+    wanted: int
+    replicas: int | None  # that it says; None: it was not read
+    state: str
+    words: str
+
+
 class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
     """How many pods of one role are wanted (the policy's autoscale), and why."""
 
@@ -303,7 +314,9 @@ class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_hour: float | None = None  # of the pods that are there
     cost_per_million_tokens: float | None = None  # as served in the last minutes
     cost_per_million_output_tokens: float | None = None
+    time_of_day: str = "learning"  # whether the days before say what is ahead
     variants: Sequence[VariantState] = ()
+    acts: Sequence[ActedState] = ()
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):

@@ -106,7 +106,7 @@ class PoolPages:
             endpoints=self._endpoints(index),
             index=IndexState(state=state, problem=problem, sources=0 if isinstance(index, str) else len(index.sources)),
             classes=self.classes().classes,
-            scale=[scale_state(signal) for signal in self.pool.scale.signals.values()],
+            scale=[scale_state(signal, self.pool.scale.acts) for signal in self.pool.scale.signals.values()],
             quotas=self.pool.quotas.facts(),
             token_sources=self.pool.tokens.watch.sources,
             token_states={

@@ -28,10 +28,11 @@ COLUMNS: Mapping[str, str] = {
     "Warning": CONDITION_COLUMN.format("Warning", "status"),
     "Tokens": CONDITION_COLUMN.format("ExactTokens", "reason"),
     "Message": CONDITION_COLUMN.format("Programmed", "message"),
+    "Scaled": CONDITION_COLUMN.format("Scaled", "reason"),
     "Failure": ".spec.failureMode",
     "Age": ".metadata.creationTimestamp",
 }
-WIDE = ("Message", "Failure")  # columns that only `kubectl get -o wide` shows
+WIDE = ("Message", "Scaled", "Failure")  # columns that only `kubectl get -o wide` shows
 
 
 def policy_crd() -> dict[str, Any]:

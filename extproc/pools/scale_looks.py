@@ -14,6 +14,7 @@ from extproc.policy.autoscale import Autoscale
 from extproc.policy.pool_config import PoolConfig
 from extproc.policy.priority import PriorityClass
 from extproc.policy.scale_variants import OTHERS, variant_of
+from extproc.scaling.acting import SURE, ActOutcome, ScaleWish
 from extproc.scaling.plan import Plan, plan_of
 from extproc.scaling.pool_scaling import PoolScaling
 from extproc.scaling.seen import PodSeen, PoolSeen, Signal
@@ -65,12 +66,39 @@ class ScaleLooks:
         """`pickers`: how many there are, with this one; `wall`: the time of day, in seconds since the epoch."""
         self._scaling = PoolScaling(autoscale)
         self._see, self._pickers, self._clock, self._wall = see, pickers, clock, wall
+        self.acts: tuple[ActOutcome, ...] = ()  # what has come of the wishes
         self._admitted: dict[str, tuple[float, float]] = {}  # class -> its requests, and when there were more last
 
     @property
     def signals(self) -> Mapping[str, Signal]:
         """How many pods each role wants, as of the last look; of roles that the policy names."""
         return self._scaling.signals
+
+    def wishes(self) -> list[ScaleWish]:
+        """Return what the policy wants written into the scale of Deployments: nothing without `act`, or in shadow."""
+        pool, autoscale = self._see(), self._see().config.policy.autoscale
+        namespace, slash, _ = pool.config.name.partition("/")
+        if not autoscale.act or autoscale.shadow or not slash:
+            return []
+        found = []
+        for role, policy in autoscale.by_role.items():
+            signal = self.signals.get(role)
+            named = {each.name: each.deployment for each in policy.variants} or {OTHERS: policy.deployment}
+            for variant in () if signal is None else signal.variants:
+                if signal is not None and (deployment := named.get(variant.name)) is not None:
+                    found.append(
+                        ScaleWish(
+                            pool=pool.config.name,
+                            role=role,
+                            variant=variant.name,
+                            namespace=namespace,
+                            deployment=deployment,
+                            replicas=variant.told,
+                            may_lower=signal.state in SURE,
+                            window_seconds=policy.stabilization_seconds,
+                        )
+                    )
+        return found
 
     def plan(self, *, seconds: float) -> Plan:
         """Return what is wanted now, or would be in so many seconds."""
@@ -92,6 +120,7 @@ class ScaleLooks:
     def end(self) -> None:
         """Want nothing any more: the pool is gone. If it comes back, what was learned counts again."""
         self._scaling.signals = {}
+        self.acts = ()
 
     def look(self) -> None:
         """Look once."""

@@ -212,6 +212,7 @@ def _choices(chance: random.Random) -> Iterator[tuple[str, Any]]:
         "routeSettings": ["keep", "replace"],
         "scope": ["mesh", "namespaced"],
         "monitoring": [True, False],
+        "scaleDeployments": [True, False],
         "runAsUser": [True, False],
         "poolsInMesh": [True, False],
         "istioRevision": ["canary"],
