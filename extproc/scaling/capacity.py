@@ -1,6 +1,6 @@
 """What one pod of each variant does within the promises: learned from what its pods report, or as declared. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -125,7 +125,3 @@ class Capacities:
             return seen.capacity(declared, promise)
         source = Source.UNKNOWN if declared.prefill is None and declared.decode is None else Source.DECLARED
         return Capacity(source=source, prefill=declared.prefill, decode=declared.decode)
-
-    def known(self) -> Mapping[str, float]:
-        """Return the prompt tokens a second of the variants whose pods were seen."""
-        return {name: each.prefill for name, each in self._variants.items() if each.prefill is not None}

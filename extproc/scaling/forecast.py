@@ -1,7 +1,7 @@
 """What the work will be when a pod that is asked for now serves: a robust level, and its trend. Pure.
 
-Samples are averaged over buckets of five seconds. The level is the median of the last two minutes; where the last two
-buckets both are far above it, it is theirs: a step. The trend is a low quantile of the slopes between all buckets that
+Samples are averaged over buckets of five seconds. The level is the median of the last two minutes; where the last three
+buckets all are far above it, it is theirs: a step. The trend is a low quantile of the slopes between all buckets that
 are a minute or more apart (as Theil and Sen have it, but their median would take noise for a trend every second time),
 and counts only upwards: what falls is held by `holding`. It is drawn out for as long as it was looked at, and no
 longer. Beside it stands what the days before had at that time of day (`day_profile`): the higher one counts.
@@ -21,6 +21,7 @@ PAIR_SECONDS = 2 * BUCKET_SECONDS  # the trend goes by pairs of buckets, of whic
 APART = 6  # pairs of buckets, between two that show a slope
 SLOPES = 8  # at least so many
 QUANTILE = 0.1  # of the slopes
+STEP_BUCKETS = 3  # that have to be far above those before: two are so by chance every hour or two
 STEP_DEVIATIONS = 3.0
 LEAST_DEVIATION = 0.05  # of the level
 GAUSS = 1.4826  # a standard deviation is so many median absolute ones
@@ -80,17 +81,17 @@ class Forecast:
         if len(self._buckets) < LEAST:
             return None
         recent = list(self._buckets)[-LEVEL:]
-        return fmean(recent[-2:]) if self._is_step(recent) else median(recent)
+        return fmean(recent[-STEP_BUCKETS:]) if self._is_step(recent) else median(recent)
 
     @staticmethod
     def _is_step(recent: list[float]) -> bool:
-        """Tell whether the last two both are far above those before."""
-        before = recent[:-2]
+        """Tell whether the last ones all are far above those before."""
+        before = recent[:-STEP_BUCKETS]
         if len(before) < LEAST:
             return False
         usual = median(before)
         deviation = GAUSS * median(abs(value - usual) for value in before)
-        return min(recent[-2:]) > usual + STEP_DEVIATIONS * max(deviation, LEAST_DEVIATION * usual)
+        return min(recent[-STEP_BUCKETS:]) > usual + STEP_DEVIATIONS * max(deviation, LEAST_DEVIATION * usual)
 
     def _trend(self) -> float:
         buckets = list(self._buckets)

@@ -203,6 +203,7 @@ class PoolScaling:
     ) -> Work | None:
         """Take the reports in, and return the work that has come."""
         kept.count_in(reference_of(policy, pods, kept.demand))
+        kept.demand.capacities.keep([OTHERS, *(each.name for each in policy.variants)])
         work = kept.demand.look(
             pods,
             waiting,
