@@ -167,7 +167,6 @@ class PoolScaling:
                 state = State.NONSENSE_REPORTS
                 reason = _joined(reason, f"without {len(work.nonsense)} pods that report nonsense ({work.nonsense[0]})")
         shadow = self._autoscale.shadow
-        busy = [each for each in (kept.prefill.level, kept.decode.level) if each is not None]
         by_variant = variant_signals(policy, variants, numbers, shadow=shadow)
         return Signal(
             role=role,
@@ -178,7 +177,7 @@ class PoolScaling:
             state=state,
             reason=reason,
             shadow=shadow,
-            saturation=max(busy) / ready if busy and ready else None,
+            saturation=serving.saturation(kept.prefill.level, kept.decode.level),
             prefill_busy=kept.prefill.level if role != "decode" else None,
             decode_busy=kept.decode.level if role != "prefill" else None,
             queued_tokens=waiting.tokens if work is None else work.backlog_tokens,

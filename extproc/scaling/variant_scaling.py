@@ -58,6 +58,11 @@ class RoleReady(msgspec.Struct, frozen=True, kw_only=True):
     prompts: float
     decoding: float
 
+    def saturation(self, prefill_busy: float | None, decode_busy: float | None) -> float | None:
+        """Return the work for each ready pod, the larger of both kinds; None: nothing is known, or no pod is ready."""
+        pairs = ((prefill_busy, self.prompts), (decode_busy, self.decoding))
+        return max((busy / pods for busy, pods in pairs if busy is not None and pods), default=None)
+
 
 def declared_of(policy: ScalePolicy, variant: str) -> Declared:
     """Return what the policy says that a pod of a variant does."""
@@ -206,9 +211,9 @@ class VariantSet:
                 holding.wanted = each.present
             holding.bound(declared.min_replicas, declared.max_replicas)
             held[each.name] = holding.wanted
-        most = policy.max_replicas
+        most, others = policy.max_replicas, sum(each.present for each in variants if each.declared is None)
         for each in sorted(named, key=lambda each: (each.prefill_pace / each.price, each.name)):  # the dearest first
-            over = 0 if most is None else sum(held.values()) - most
+            over = 0 if most is None else sum(held.values()) + others - most
             if over > 0:
                 held[each.name] -= min(over, held[each.name])
                 self._holdings[each.name].bound(0, held[each.name])

@@ -80,6 +80,15 @@ def test_a_bound_that_is_lowered_holds_at_once_and_the_dearest_go() -> None:
     assert wanted(pool.signal)["large"] >= 2
 
 
+def test_pods_of_no_variant_are_within_the_roles_bound_and_saturation_counts_what_pods_do() -> None:
+    pool = pool_of(SMALL, DECLARED, busy=5.0, max_replicas=4).add(2, "").add(2, "small")
+    pool.run(600)
+    assert max(pool.wanted) <= 4
+    full = pool_of(DECLARED, SMALL, busy=4.5).add(2, "large")
+    full.start_seconds = None
+    assert full.run(300).saturation == pytest.approx(0.75, rel=0.02)  # two large ones do what six small ones do
+
+
 def test_a_slow_variant_that_cannot_keep_the_first_tokens_promise_is_not_chosen() -> None:
     # a prompt takes 0.1 s on a small one and a third of it on a large one
     pool = pool_of(SMALL, DECLARED, busy=1.0).add(2, "small")
