@@ -228,17 +228,17 @@ class Envoy:
     async def exchange(self, body: bytes, *, seconds: float) -> None:
         """Send one request through; it takes a pod `seconds`."""
         call = self._call()
-        for message in _request(body):
+        for message in request_messages(body):
             await call.write(message)
         answers = [await call.read() for _ in range(2)]
-        endpoint = next((found for answer in answers if (found := _destination(answer))), None)
+        endpoint = next((found for answer in answers if (found := destination_of(answer))), None)
         if endpoint is None:
             self.failed += 1
             call.cancel()
             return
 
         async def answers_begin() -> None:
-            await call.write(_response(endpoint))
+            await call.write(response_message(endpoint))
             await call.read()
 
         self._pods.change(endpoint, by=1)
@@ -255,7 +255,7 @@ class Envoy:
         await self._channel.close()
 
 
-def _request(body: bytes) -> tuple[ProcessingRequest, ProcessingRequest]:
+def request_messages(body: bytes) -> tuple[ProcessingRequest, ProcessingRequest]:
     headers, content = ProcessingRequest(), ProcessingRequest()
     values = {":method": "POST", ":path": "/v1/completions", "content-type": "application/json"}
     for key, value in values.items():
@@ -266,14 +266,14 @@ def _request(body: bytes) -> tuple[ProcessingRequest, ProcessingRequest]:
     return headers, content
 
 
-def _response(endpoint: str) -> ProcessingRequest:
+def response_message(endpoint: str) -> ProcessingRequest:
     message = ProcessingRequest()
     message.response_headers.headers.headers.add(key=":status", raw_value=b"200")
     message.attributes["envoy.filters.http.ext_proc"].fields["upstream.address"].string_value = endpoint
     return message
 
 
-def _destination(answer: Any) -> str | None:
+def destination_of(answer: Any) -> str | None:
     """Return the first endpoint that an answer names."""
     if not isinstance(answer, ProcessingResponse):
         return None  # the call has ended

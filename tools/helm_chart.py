@@ -265,7 +265,7 @@ def draw_plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan
     )
     given = {name: f"zq{word}qz" for name, word in OPTIONAL.items() if maybe() and _may_be(name, plan)}
     plan = replace(plan, **given)  # type: ignore[arg-type]
-    plan = plan if sure else _with_external_metrics(_with_folders(plan))
+    plan = plan if sure else _with_scaling(_with_external_metrics(_with_folders(plan)))
     facts = _facts(plan)
     return plan, {condition for condition, holds in facts.items() if holds}
 
@@ -304,6 +304,12 @@ def _with_external_metrics(plan: InstallPlan) -> InstallPlan:
     return replace(plan, external_metrics=True, external_metrics_secret=chance.choice([None, "zqexternalmetricsqz"]))
 
 
+def _with_scaling(plan: InstallPlan) -> InstallPlan:
+    """Draw whether Deployments are scaled."""
+    chance = random.Random(f"scaling {plan!r}")  # noqa: S311 - the same each time, and no other draw depends on it
+    return replace(plan, scale_deployments=chance.random() < OFTEN)
+
+
 def _facts(plan: InstallPlan) -> dict[str, bool]:
     """Return each condition that templates may ask for, and whether it holds."""
     pool = plan.pools[0]
@@ -320,6 +326,7 @@ def _facts(plan: InstallPlan) -> dict[str, bool]:
         'eq $plan.membership "ambient"': plan.membership is MeshMembership.AMBIENT,
         'eq $.Values.scope "namespaced"': plan.scope is Scope.NAMESPACED,
         "$.Values.redis": plan.redis is RedisKind.EXTERNAL,
+        "$.Values.scaleDeployments": plan.scale_deployments,
         "$.Values.monitoring": plan.monitoring,
         "$.Values.externalMetrics": plan.external_metrics,
         "$.Values.externalMetricsSecret": plan.external_metrics_secret is not None,

@@ -235,10 +235,10 @@ def disaggregation() -> str:
 def scaling() -> str:
     """Return what each autoscaler keeps and costs, by load."""
     head = ["load", "who", "promises kept", "TTFT", "inter-token", "pod hours", "of the oracle's"]
-    rows = [[*head, "of one that keeps as many", "most pods", "changes"]]
+    rows = [[*head, "of one that keeps as many", "most pods", "changes", "seeds"]]
     for each in newest("scaling")["rows"]:
-        equal = each["of_equal_oracle"]
-        setting = f" {each['setting']:g}" if each["setting"] else ""
+        equal, (low, high) = each["of_equal_oracle"], each["of_oracle_range"]
+        setting = "" if each["arm"] == "kvmesh" else f" {', '.join(f'{setting:g}' for setting in each['settings'])}"
         rows.append(
             [
                 f"{each['mix']}, {each['shape']}",
@@ -248,10 +248,11 @@ def scaling() -> str:
                     for share in ("attainment", "ttft_attainment", "inter_token_attainment")
                 ),
                 f"{each['pod_hours']:.1f}",
-                f"{each['of_oracle']:.2f}",
+                f"{each['of_oracle']:.2f}" + (f" ({low:.2f}–{high:.2f})" if each["seeds"] > 1 else ""),
                 "" if equal is None else f"{equal:.2f}",
                 str(each["most_pods"]),
-                str(each["changes"]),
+                f"{each['changes']:.0f}",
+                str(each["seeds"]),
             ]
         )
     return table(rows)

@@ -1,12 +1,21 @@
-"""When requests come and what they are: a Poisson process whose rate has a shape."""
+"""When requests come and what they are: a Poisson process whose rate has a shape, or a trace played at its speed.
+
+The trace is an hour: whole conversations, one in fifty, of Mooncake's. It is repeated from a request on that chance
+chooses, and played so much faster or slower that as much comes as the shape says: order, lengths and gaps of the
+requests stay those of the trace. What began like a request before counts as cached, as with caches without an end.
+"""
 
 import math
 import random
 from collections.abc import Callable, Iterator
+from itertools import cycle, islice, pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 from bench.scaling.plan import MOST_TOKENS, SPREAD, Mix, Plan
+from extproc.scaling.trace import read_trace
 
+TRACE = Path(__file__).parents[1] / "data" / "mooncake_conversation_cut.jsonl"
 BURST_SECONDS = 60.0  # for which the rate of a day is off its curve by the same factor
 BURST_SPREAD = 0.15  # sigma of that factor's logarithm
 
@@ -27,6 +36,9 @@ def requests(mix: Mix, shape: str, plan: Plan, *, seed: int) -> Iterator[Request
     per_load = mix.busy_pods * plan.engine.tokens_per_second / mix.uncached_tokens
     seconds = plan.seconds[shape]
     level = _step(seconds, plan) if shape == "step" else _day(seconds, plan, draw)
+    if mix.is_recorded:
+        yield from _recorded(lambda at: level(at) * per_load, seconds, draw)
+        return
     most = 1.7 * plan.peak * per_load
     at = 0.0
     while (at := at + draw.expovariate(most)) < seconds:
@@ -37,6 +49,26 @@ def requests(mix: Mix, shape: str, plan: Plan, *, seed: int) -> Iterator[Request
                 cached_tokens=_length(draw, mix.cached_tokens),
                 answer_tokens=max(_length(draw, mix.answer_tokens), 2.0),
             )
+
+
+def _recorded(rate: Callable[[float], float], seconds: float, draw: random.Random) -> Iterator[Request]:
+    """Yield the trace's requests; `rate`: how many are to come a second."""
+    with TRACE.open("rb") as lines:
+        trace = read_trace(lines, where=str(TRACE))
+    usual = (trace[-1].at - trace[0].at) / (len(trace) - 1)  # seconds between two
+    gaps = [later.at - earlier.at for earlier, later in pairwise(trace)]
+    first = draw.randrange(len(trace))
+    at = 0.0
+    for request, gap in islice(cycle(zip(trace, [*gaps, usual], strict=True)), first, None):
+        yield Request(
+            at=at,
+            uncached_tokens=request.uncached,
+            cached_tokens=request.cached,
+            answer_tokens=max(request.output or 0.0, 2.0),
+        )
+        at += gap / usual / rate(at)
+        if at >= seconds:
+            return
 
 
 def _step(seconds: float, plan: Plan) -> Callable[[float], float]:

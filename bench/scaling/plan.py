@@ -28,12 +28,23 @@ class Mix:
     cached_tokens: float
     answer_tokens: float
     busy_pods: float  # that a load of 1 keeps busy, by prompts alone
+    is_recorded: bool = False  # lengths, order and gaps are those of the trace
+    ttft_seconds: float | None = None  # promised; None: the plan's
 
 
 MIXES: Mapping[str, Mix] = MappingProxyType(
     {
         "long-prompts": Mix(uncached_tokens=4000.0, cached_tokens=3000.0, answer_tokens=180.0, busy_pods=1.0),
         "long-answers": Mix(uncached_tokens=500.0, cached_tokens=500.0, answer_tokens=600.0, busy_pods=0.2),
+        # means of bench/data/mooncake_conversation_cut.jsonl; its longest prompt takes 8 s alone
+        "mooncake": Mix(
+            uncached_tokens=7469.0,
+            cached_tokens=4344.0,
+            answer_tokens=347.0,
+            busy_pods=1.0,
+            is_recorded=True,
+            ttft_seconds=10.0,
+        ),
     }
 )
 SHAPES: Mapping[str, float] = MappingProxyType({"step": 10_800.0, "day": 43_200.0})  # seconds

@@ -6,12 +6,14 @@ time. Prints a table and writes JSON, which docs/evidence/scaling.md explains.
 """
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from rich import box
@@ -20,7 +22,7 @@ from rich.table import Table
 
 from bench.routing.result_file import write_result
 from bench.routing.subject import Subject
-from bench.scaling.arms import ORACLE, SETTINGS, made
+from bench.scaling.arms import KVMESH, ORACLE, SETTINGS, made
 from bench.scaling.loads import requests
 from bench.scaling.plan import MIXES, QUICK, SHAPES, STANDARD, Plan
 from bench.scaling.world import World
@@ -37,6 +39,7 @@ class Job(NamedTuple):
     arm: str
     setting: float
     plan: Plan
+    seed: int
 
 
 class Run(NamedTuple):
@@ -46,6 +49,7 @@ class Run(NamedTuple):
     shape: str
     arm: str
     setting: float
+    seed: int
     requests: int
     attainment: float  # share of the requests within both promises
     ttft_attainment: float
@@ -56,13 +60,23 @@ class Run(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An arm's best run, beside the oracle's."""
+    """An arm's best runs on all seeds, beside the oracle's: means, and from the least to the most."""
 
-    run: Run
-    of_oracle: float  # its pod hours over those of the cheapest oracle that reaches the target
-    of_equal_oracle: (
-        float | None
-    )  # over those of an oracle that keeps as many promises; None: none of them keeps so few
+    mix: str
+    shape: str
+    arm: str
+    settings: tuple[float, ...]  # of the best runs
+    seeds: int
+    attainment: float
+    attainment_range: tuple[float, float]
+    ttft_attainment: float
+    inter_token_attainment: float
+    pod_hours: float
+    of_oracle: float  # pod hours over those of the cheapest oracle that reaches the target
+    of_oracle_range: tuple[float, float]
+    of_equal_oracle: float | None  # over those of one that keeps as many; None: on some seed none does
+    most_pods: int
+    changes: float
 
 
 def main() -> None:
@@ -72,22 +86,21 @@ def main() -> None:
     plan = QUICK if options.quick else STANDARD
     loads = [load.split("/") for load in options.loads.split(",")]
     jobs = [
-        Job(mix, shape, arm, setting, plan)
+        [Job(mix, shape, arm, setting, plan, seed) for setting in SETTINGS[arm]]
         for mix, shape in loads
-        for arm, settings in SETTINGS.items()
-        for setting in settings
+        for seed in options.seeds
+        for arm in options.arms
     ]
     with ProcessPoolExecutor(max_workers=options.processes) as processes:
-        runs = list(processes.map(play, jobs))
+        played = [run for runs in processes.map(play_arm, jobs) for run in runs]
+    runs = [*_recorded(options.add_to), *played]
     rows = [row for key in dict.fromkeys((run.mix, run.shape) for run in runs) for row in rows_of(runs, *key)]
     result = {
         "plan": asdict(plan),
-        "mixes": {mix: asdict(MIXES[mix]) for mix, _ in loads},
+        "mixes": {run.mix: asdict(MIXES[run.mix]) for run in runs},
         "settings": SETTINGS,
         "runs": [run._asdict() for run in runs],
-        "rows": [
-            {**row.run._asdict(), "of_oracle": row.of_oracle, "of_equal_oracle": row.of_equal_oracle} for row in rows
-        ],
+        "rows": [row._asdict() for row in rows],
     }
     written = write_result(
         result, out=options.out, name="scaling", began=began, load_before=load_before, subject=Subject()
@@ -97,17 +110,30 @@ def main() -> None:
     console.print(written, highlight=False)
 
 
+def play_arm(jobs: Sequence[Job]) -> list[Run]:
+    """Play an arm with its settings; who knows all is given fewer and fewer pods until the promises break."""
+    runs: list[Run] = []
+    for job in jobs:
+        runs.append(play(job))
+        if job.arm == ORACLE and runs[-1].attainment < TARGET:
+            break
+    return runs
+
+
 def play(job: Job) -> Run:
     """Play one run."""
     seconds = job.plan.seconds[job.shape]
-    coming = list(requests(MIXES[job.mix], job.shape, job.plan, seed=1))
-    arm = made(job.arm, job.setting, coming, plan=job.plan, seconds=seconds)
-    outcome = World(plan=job.plan, arm=arm, seconds=seconds).run(coming)
+    mix = MIXES[job.mix]
+    plan = job.plan if mix.ttft_seconds is None else replace(job.plan, ttft_seconds=mix.ttft_seconds)
+    coming = list(requests(mix, job.shape, plan, seed=job.seed))
+    arm = made(job.arm, job.setting, coming, plan=plan, seconds=seconds)
+    outcome = World(plan=plan, arm=arm, seconds=seconds).run(coming)
     return Run(
         mix=job.mix,
         shape=job.shape,
         arm=job.arm,
         setting=job.setting,
+        seed=job.seed,
         requests=outcome.requests,
         attainment=round(outcome.kept / outcome.requests, 4),
         ttft_attainment=round(outcome.ttft_kept / outcome.requests, 4),
@@ -119,22 +145,40 @@ def play(job: Job) -> Run:
 
 
 def rows_of(runs: Sequence[Run], mix: str, shape: str) -> list[Row]:
-    """Return the best run of each arm: the cheapest that reaches the target, else that with most promises kept."""
+    """Return each arm's best runs: of each seed the cheapest that reaches the target, else the one that keeps most."""
     here = [run for run in runs if (run.mix, run.shape) == (mix, shape)]
-    oracles = [run for run in here if run.arm == ORACLE]
-    oracle = best(oracles)
-    rows = []
-    for arm in SETTINGS:
-        run = best([each for each in here if each.arm == arm])
-        equal = [each.pod_hours for each in oracles if each.attainment >= run.attainment]
-        rows.append(
-            Row(
-                run=run,
-                of_oracle=round(run.pod_hours / oracle.pod_hours, 3),
-                of_equal_oracle=round(run.pod_hours / min(equal), 3) if equal else None,
-            )
-        )
-    return rows
+    return [row_of(here, arm) for arm in SETTINGS if any(run.arm == arm for run in here)]
+
+
+def row_of(runs: Sequence[Run], arm: str) -> Row:
+    """Return one arm's line of one load."""
+    chosen, ratios, equal = [], [], []
+    for seed in sorted({run.seed for run in runs if run.arm == arm}):
+        oracles = [run for run in runs if (run.arm, run.seed) == (ORACLE, seed)]
+        run = best([each for each in runs if (each.arm, each.seed) == (arm, seed)])
+        chosen.append(run)
+        ratios.append(run.pod_hours / best(oracles).pod_hours)
+        as_many = [each.pod_hours for each in oracles if each.attainment >= run.attainment]
+        equal.append(run.pod_hours / min(as_many) if as_many else None)
+    kept = [run.attainment for run in chosen]
+    known = [each for each in equal if each is not None]
+    return Row(
+        mix=chosen[0].mix,
+        shape=chosen[0].shape,
+        arm=arm,
+        settings=tuple(sorted({run.setting for run in chosen})),
+        seeds=len(chosen),
+        attainment=round(fmean(kept), 4),
+        attainment_range=(min(kept), max(kept)),
+        ttft_attainment=round(fmean(run.ttft_attainment for run in chosen), 4),
+        inter_token_attainment=round(fmean(run.inter_token_attainment for run in chosen), 4),
+        pod_hours=round(fmean(run.pod_hours for run in chosen), 2),
+        of_oracle=round(fmean(ratios), 3),
+        of_oracle_range=(round(min(ratios), 3), round(max(ratios), 3)),
+        of_equal_oracle=round(fmean(known), 3) if len(known) == len(equal) else None,
+        most_pods=max(run.most_pods for run in chosen),
+        changes=round(fmean(run.changes for run in chosen), 1),
+    )
 
 
 def best(runs: Sequence[Run]) -> Run:
@@ -156,30 +200,41 @@ def table(rows: Sequence[Row]) -> Table:
     ):
         shown.add_column(heading, justify="right", vertical="bottom")
     for row in rows:
-        run = row.run
-        setting = f" {run.setting:g}" if run.setting else ""
+        settings = "" if row.arm == KVMESH else f" {', '.join(f'{each:g}' for each in row.settings)}"
+        low, high = row.of_oracle_range
         shown.add_row(
-            f"{run.mix}, {run.shape}",
-            run.arm + setting,
-            *(f"{100 * share:.1f}" for share in (run.attainment, run.ttft_attainment, run.inter_token_attainment)),
-            f"{run.pod_hours:.1f}",
-            f"{row.of_oracle:.2f}",
+            f"{row.mix}, {row.shape}",
+            row.arm + settings,
+            *(f"{100 * share:.1f}" for share in (row.attainment, row.ttft_attainment, row.inter_token_attainment)),
+            f"{row.pod_hours:.1f}",
+            f"{row.of_oracle:.2f}" + (f" ({low:.2f}-{high:.2f})" if row.seeds > 1 else ""),
             "" if row.of_equal_oracle is None else f"{row.of_equal_oracle:.2f}",
-            f"{run.most_pods}",
-            f"{run.changes}",
+            f"{row.most_pods}",
+            f"{row.changes:.0f}",
         )
     return shown
+
+
+def _recorded(file: Path | None) -> list[Run]:
+    return [] if file is None else [Run(**run) for run in json.loads(file.read_text(encoding="utf-8"))["runs"]]
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [f"{mix}/{shape}" for shape in SHAPES for mix in MIXES]
     parser.add_argument("--loads", default=",".join(known), help="default: %(default)s")
+    parser.add_argument("--seeds", default="4,5,6", help="default: %(default)s; constants were chosen on 1 to 3")
+    parser.add_argument("--arms", default=",".join(SETTINGS), help="default: %(default)s")
+    parser.add_argument("--add-to", type=Path, help="result file whose runs are taken over, as if they had been played")
     parser.add_argument("--processes", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="a third of the day, for a first look")
     parser.add_argument("--out", type=Path, help="result file; default bench/results/<date>-scaling.json")
     options = parser.parse_args()
     if unknown := [each for each in options.loads.split(",") if each not in known]:
+        parser.error(f"there is no {', '.join(unknown)}")
+    options.seeds = [int(seed) for seed in options.seeds.split(",")]
+    options.arms = options.arms.split(",")
+    if unknown := [each for each in options.arms if each not in SETTINGS]:
         parser.error(f"there is no {', '.join(unknown)}")
     return options
 

@@ -244,6 +244,13 @@ def install(
     hub_token_secret: Annotated[
         str | None, typer.Option(help="Secret whose key token is the hub's token, for gated models.")
     ] = None,
+    scale_deployments: Annotated[
+        bool,
+        typer.Option(
+            "--scale-deployments",
+            help="Let the picker write the scale of Deployments where a policy's autoscale says act: true.",
+        ),
+    ] = False,
     monitoring: Annotated[
         bool,
         typer.Option(help="Install monitors, rules, alerts and dashboards; open the metrics' ports to Prometheus."),
@@ -336,6 +343,7 @@ def install(
         fetch_models=tuple(fetch_model or ()),
         hub_endpoint=hub_endpoint,
         hub_token_secret=hub_token_secret,
+        scale_deployments=scale_deployments,
         monitoring=monitoring,
         monitoring_namespace=monitoring_namespace,
         external_metrics=external_metrics,

@@ -207,6 +207,7 @@ class InstallPlan:
     fetch_models: tuple[str, ...] = ()  # [NAME=]MODEL[@REVISION], fetched before a picker starts
     hub_endpoint: str | None = None
     hub_token_secret: str | None = None  # a Secret whose key `token` is the hub's
+    scale_deployments: bool = False  # the picker may write the scale of Deployments (a policy's autoscale.act)
     monitoring: bool = False
     monitoring_namespace: str = "monitoring"
     external_metrics: bool = False  # the picker serves the Kubernetes external-metrics API

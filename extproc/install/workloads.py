@@ -278,8 +278,29 @@ def rbac_objects(plan: InstallPlan) -> list[Document]:
     }
     return [
         *readers,
+        *(_scaling_roles(plan, spaces) if plan.scale_deployments else ()),
         kube_object("Lease", STATUS_LEASE, plan.namespace, component=PICKER),
         *_role(plan, PICKER, [lease], name=STATUS_LEASE, namespace=plan.namespace),
+    ]
+
+
+def _scaling_roles(plan: InstallPlan, spaces: list[str | None]) -> list[Document]:
+    """Return the right to write the scale of Deployments, and to see whether an autoscaler has it already."""
+    rules = [
+        {"apiGroups": ["apps"], "resources": ["deployments/scale"], "verbs": ["get", "update"]},
+        {"apiGroups": ["autoscaling"], "resources": ["horizontalpodautoscalers"], "verbs": ["list"]},
+    ]
+    name = f"{PICKER}-scale"
+    return [
+        each
+        for namespace in spaces
+        for each in _role(
+            plan,
+            PICKER,
+            rules,
+            name=name if namespace == plan.namespace else f"{name}-{plan.namespace}",
+            namespace=namespace,
+        )
     ]
 
 

@@ -61,6 +61,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
+MOST_PLANNED_SECONDS = 7 * 86_400.0
 PAGE_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -103,6 +104,7 @@ class AdminServer:
                 web.get("/state", _answering(self._state)),
                 web.get("/pools", _answering(self._pools)),
                 web.get("/policies", _answering(self._policies)),
+                web.get("/v1/plan", _answering(self._plan)),
                 web.get("/v1/decisions", _answering(self._decisions)),
                 web.post("/v1/explain", self._explain),
                 web.post("/explain", self._explain),  # as it was called first
@@ -156,6 +158,17 @@ class AdminServer:
     async def _policies(self, request: web.Request) -> Any:
         """`?target=` a pool, route, gateway or policy; by default all."""
         return await self._pages.policies(request.query.get("target"))
+
+    async def _plan(self, request: web.Request) -> Any:
+        """`?seconds=` ahead, by default now; `?pool=` only this pool's."""
+        given = request.query.get("seconds", "0")
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = -1.0
+        if not 0.0 <= seconds <= MOST_PLANNED_SECONDS:
+            raise BadQueryError(f"seconds must be a number from 0 to {MOST_PLANNED_SECONDS:g}, not {given[:20]!r}")
+        return self._pages.plans(seconds=seconds, pool=request.query.get("pool"))
 
     async def _decisions(self, request: web.Request) -> Any:
         """`?limit=` so many; `?request_id=` only this request's; `?pool=` only this pool's."""

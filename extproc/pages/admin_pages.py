@@ -18,6 +18,7 @@ from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
 from extproc.records.request_events import DecisionRecord
+from extproc.scaling.plan import Plan
 from extproc.telemetry.process_telemetry import process_text
 from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError
@@ -168,6 +169,12 @@ class PickerPages:
             for decision in pages.decisions(limit=limit, request_id=request_id)
         ]
         return sorted(found, key=lambda decision: -decision.at)[:limit]
+
+    def plans(self, *, seconds: float, pool: str | None = None) -> list[Plan]:
+        """Return how many pods each pool, or one, wants now or in so many seconds. Raise UnknownPoolError."""
+        chosen = self.chosen(pool)
+        pages = [chosen] if chosen is not None else [self._of(each) for each in self._pools.all.values()]
+        return [structs.replace(each.pool.scale.plan(seconds=seconds), pool=self.shown_name(each)) for each in pages]
 
     async def explain(self, facts: RequestFacts, body: bytes, *, pool: str | None = None) -> DecisionState:
         """Decide without booking, for the pool named or the one of the request's host."""

@@ -285,6 +285,31 @@ class EndedEvent(msgspec.Struct, frozen=True, kw_only=True):
     missed: int = 0
 
 
+class VariantState(msgspec.Struct, frozen=True, kw_only=True):
+    """How many pods of one variant are wanted, and what one of them does within the promises."""
+
+    name: str  # "": pods of a role without variants, or of none of them
+    wanted: int
+    told: int
+    ready: int
+    present: int
+    source: str  # of what is known of a pod: learned, declared, assumed, unknown
+    prefill_tokens_per_second: float | None = None
+    decode_tokens_per_second: float | None = None
+    pod_hour_price: float | None = None
+
+
+class ActedState(msgspec.Struct, frozen=True, kw_only=True):
+    """How it stands with one Deployment whose scale is to be written (the policy's autoscale.act)."""
+
+    deployment: str
+    variant: str
+    wanted: int
+    replicas: int | None  # that it says; None: it was not read
+    state: str
+    words: str
+
+
 class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
     """How many pods of one role are wanted (the policy's autoscale), and why."""
 
@@ -297,6 +322,13 @@ class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     shadow: bool = False
     saturation: float | None = None
+    prefill_lean: float | None = None  # the share of prompts in its work
+    cost_per_hour: float | None = None  # of the pods that are there
+    cost_per_million_tokens: float | None = None  # as served in the last minutes
+    cost_per_million_output_tokens: float | None = None
+    time_of_day: str = "learning"  # whether the days before say what is ahead
+    variants: Sequence[VariantState] = ()
+    acts: Sequence[ActedState] = ()
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,10 +31,10 @@ from extproc.pages.picker_state import (
     PodsEvent,
     PolicyState,
     PoolState,
-    ScaleState,
     StepState,
 )
 from extproc.pages.prefix_pages import PrefixWatch
+from extproc.pages.scale_state import scale_state
 from extproc.pick import explain
 from extproc.pods.endpoint import EndpointStatus, Role
 from extproc.policy.priority import PriorityClass
@@ -42,7 +42,6 @@ from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
 from extproc.prefixes.prefix_index import NO_INDEXER
 from extproc.records.request_events import DecisionRecord
-from extproc.scaling.seen import Signal
 from extproc.slo.attainment import Attainment
 from kvmesh.blocks.cache_groups import is_of_group
 from kvmesh.blocks.source import WORST_FIRST, IndexStatus, SourceStatus
@@ -108,7 +107,7 @@ class PoolPages:
             endpoints=self._endpoints(index),
             index=IndexState(state=state, problem=problem, sources=0 if isinstance(index, str) else len(index.sources)),
             classes=self.classes().classes,
-            scale=[_scale(signal) for signal in self.pool.scale.signals.values()],
+            scale=[scale_state(signal, self.pool.scale.acts) for signal in self.pool.scale.signals.values()],
             quotas=self.pool.quotas.facts(),
             token_sources=self.pool.tokens.watch.sources,
             token_states={
@@ -327,20 +326,6 @@ def _endpoint(status: EndpointStatus, sources: Sequence[SourceStatus], **known_h
         index_state=worst.state.value if worst is not None else None,
         index_reason=worst.reason if worst is not None else "",
         **known_here,
-    )
-
-
-def _scale(signal: Signal) -> ScaleState:
-    return ScaleState(
-        role=signal.role,
-        wanted=signal.wanted,
-        told=signal.told,
-        ready=signal.ready,
-        present=signal.present,
-        state=signal.state.value,
-        reason=signal.reason,
-        shadow=signal.shadow,
-        saturation=rounded(signal.saturation),
     )
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from extproc.policy.scale_variants import DeploymentName, PodPrice, ScaleVariant
 from extproc.policy.schema import Million, RealShare, Rule, Seconds, SecondsOrZero, Section, Share, about, at_most
 
 ROLES = ("both", "prefill", "decode")  # as `pods.endpoint.Role` has them
@@ -40,6 +41,15 @@ def _up_above_down(signal: str) -> Rule:
     )
 
 
+def _variants_name_theirs(field: str) -> Rule:
+    return Rule(
+        cel=f"!has(self.variants) || size(self.variants) == 0 || !has(self.{field})",
+        message=f"with variants, {field} stands in each of them",
+        holds=lambda given: not given.get("variants") or given.get(field) is None,
+        at=field,
+    )
+
+
 class ScalePolicy(Section, frozen=True, kw_only=True):
     """How many pods of one role there shall be.
 
@@ -50,6 +60,8 @@ class ScalePolicy(Section, frozen=True, kw_only=True):
     conditions = (
         at_most("minReplicas", "maxReplicas"),
         *(_up_above_down(signal) for signal in ("queueRequests", "kvUsage", "gpuUtilization")),
+        _variants_name_theirs("deployment"),
+        _variants_name_theirs("podHourPrice"),
     )
 
     min_replicas: Annotated[int, Meta(ge=0, le=10_000), about("never fewer pods")] = 1
@@ -69,6 +81,17 @@ class ScalePolicy(Section, frozen=True, kw_only=True):
             default="twice startSeconds, at most 300",
         ),
     ] = None
+    pod_hour_price: Annotated[PodPrice | None, about("what a pod costs an hour; the currency of `observability`")] = (
+        None
+    )
+    deployment: Annotated[
+        DeploymentName | None, about("of the pool's namespace; with `act`, the number is written into its scale")
+    ] = None
+    variants: Annotated[
+        tuple[ScaleVariant, ...],
+        Meta(max_length=8),
+        about("kinds of pods of this role, of which the cheapest set is wanted that suffices", keys=("name",)),
+    ] = ()
 
     @property
     def first_pod_seconds(self) -> float:
@@ -89,6 +112,9 @@ class Autoscale(Section, frozen=True, kw_only=True):
     shadow: Annotated[bool, about("true: what is wanted is only shown, and scalers are told the present number")] = (
         False
     )
+    act: Annotated[
+        bool, about("true: one picker writes what is wanted into the scale of the Deployments that are named")
+    ] = False
 
     @property
     def by_role(self) -> Mapping[str, ScalePolicy]:

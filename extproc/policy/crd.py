@@ -29,10 +29,11 @@ COLUMNS: Mapping[str, str] = {
     "Tokens": CONDITION_COLUMN.format("ExactTokens", "reason"),
     "Shadow": CONDITION_COLUMN.format("Shadow", "status"),
     "Message": CONDITION_COLUMN.format("Programmed", "message"),
+    "Scaled": CONDITION_COLUMN.format("Scaled", "reason"),
     "Failure": ".spec.failureMode",
     "Age": ".metadata.creationTimestamp",
 }
-WIDE = ("Shadow", "Message", "Failure")  # columns that only `kubectl get -o wide` shows
+WIDE = ("Shadow", "Message", "Scaled", "Failure")  # columns that only `kubectl get -o wide` shows
 
 
 def policy_crd() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from extproc.policy.intake import Held
 from extproc.policy.merge import Path
 from extproc.policy.model_tokens import ModelTokens, as_told
 from extproc.policy.outcomes import Outcome, written_path
+from extproc.policy.scale_problems import Problems, as_said
 from extproc.policy.status import (
     ACCEPTED,
     FALSE,
@@ -220,6 +221,7 @@ class _Kept:
 
     findings: Findings
     tokens: tuple[tuple[str, ModelTokens], ...]
+    unscaled: Problems
     document: Document
     status: PolicyStatus
     is_written: bool
@@ -238,17 +240,22 @@ class StatusBook:
         findings: Mapping[str, Findings],
         *,
         tokens: Mapping[str, tuple[tuple[str, ModelTokens], ...]],
+        unscaled: Mapping[str, Problems],
         now: datetime,
     ) -> None:
-        """Take in what is known now of each policy; `tokens`: of the pools that it covers, see `found_wrong`."""
+        """Take in what is known now of each policy.
+
+        `tokens` of the pools that it covers, see `found_wrong`; and `unscaled` Deployments of theirs.
+        """
         time = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         before, self._kept = self._kept, {}
         for source, held in policies.items():
             known = before.get(source)
-            found, wrong = findings[source], tokens.get(source, ())
+            found, wrong, idle = findings[source], tokens.get(source, ()), unscaled.get(source, ())
             is_new = known is None or known.findings is not found or known.document is not held.document
-            if known is None or is_new or as_told(known.tokens) != as_told(wrong):
-                known = self._keep(held, found, wrong, known.status if known else None, time)
+            is_told = known is not None and as_told(known.tokens) == as_told(wrong)
+            if known is None or is_new or not is_told or as_said(known.unscaled) != as_said(idle):
+                known = self._keep(held, found, wrong, idle, known.status if known else None, time)
             self._kept[source] = known
 
     def _keep(
@@ -256,6 +263,7 @@ class StatusBook:
         held: Held[InferencePolicy],
         findings: Findings,
         tokens: tuple[tuple[str, ModelTokens], ...],
+        unscaled: Problems,
         before: PolicyStatus | None,
         time: str,
     ) -> _Kept:
@@ -265,7 +273,7 @@ class StatusBook:
             name=name,
             uid=held.uid,
             observed_generation=held.generation,
-            conditions=conditions_of(findings, generation=held.generation, tokens=tokens),
+            conditions=conditions_of(findings, generation=held.generation, tokens=tokens, unscaled=unscaled),
             installation=self.installation,
         )
         ours: tuple[Condition, ...] = before.conditions if before is not None and before.uid == held.uid else ()
@@ -273,7 +281,14 @@ class StatusBook:
         if before == status and before is not None:
             status = before
         written = is_written(status, held.document)
-        return _Kept(findings=findings, tokens=tokens, document=held.document, status=status, is_written=written)
+        return _Kept(
+            findings=findings,
+            tokens=tokens,
+            unscaled=unscaled,
+            document=held.document,
+            status=status,
+            is_written=written,
+        )
 
     def statuses(self) -> dict[str, PolicyStatus]:
         """Return all of them, by "namespace/name"."""

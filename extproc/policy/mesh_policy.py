@@ -22,12 +22,13 @@ from extproc.policy.findings import FindingsBook, StatusBook, refusals
 from extproc.policy.hosts import SettledHosts, settle_pool_hosts
 from extproc.policy.inference_extension import ModelRewrite, Objective, read_model_rewrite, read_objective
 from extproc.policy.inference_policy import KIND, InferencePolicy, parse_inference_policy
-from extproc.policy.intake import Intake
+from extproc.policy.intake import Held, Intake
 from extproc.policy.merge import Layer, Level
 from extproc.policy.model_tokens import ModelTokens, found_wrong
 from extproc.policy.outcomes import OBJECTIVE, REWRITE, SETTINGS, Extensions, Outcome, OutcomeBook, PoolLayer
 from extproc.policy.pod_roles import cordoned_of, pair_labels_of, role_problems, roles_of
 from extproc.policy.pool_config import FAIL_CLOSE, PoolConfig
+from extproc.policy.scale_problems import Problems, ScaleProblem, problems_of
 from extproc.policy.status import Findings, PolicyStatus
 from kvmesh.documents.documents import Document, DocumentProblem, Snapshot
 from kvmesh.documents.pool_resolver import PoolResolver
@@ -37,6 +38,7 @@ __all__ = ["ROOT_NAMESPACE", "MeshPolicy", "MeshState", "PolicyTargetError"]
 
 ROOT_NAMESPACE = "istio-system"
 NO_TOKENS: Mapping[str, Sequence[ModelTokens]] = {}
+NO_PROBLEMS: Mapping[str, Sequence[ScaleProblem]] = {}
 ROUTING_KINDS = ("Gateway", "HTTPRoute", "InferencePool", "Service")
 
 
@@ -83,6 +85,7 @@ class MeshPolicy:
     _rewrites: Intake[ModelRewrite] = field(default_factory=lambda: Intake(read_model_rewrite))
     _policies_seen: tuple[Document, ...] = ()
     _tokens_seen: Mapping[str, Sequence[ModelTokens]] = field(default_factory=dict)
+    _unscaled_seen: Mapping[str, Sequence[ScaleProblem]] = field(default_factory=dict)
     _reach: Reach = field(default_factory=lambda: reach_of({}, {}))
     _surroundings: object = None  # what `_reach` was made of
     _layers: LayerBook = field(init=False)
@@ -96,11 +99,17 @@ class MeshPolicy:
         self._statuses = StatusBook(installation=self.installation)
 
     def update(
-        self, snapshot: Snapshot, *, now: datetime, tokens: Mapping[str, Sequence[ModelTokens]] = NO_TOKENS
+        self,
+        snapshot: Snapshot,
+        *,
+        now: datetime,
+        tokens: Mapping[str, Sequence[ModelTokens]] = NO_TOKENS,
+        unscaled: Mapping[str, Sequence[ScaleProblem]] = NO_PROBLEMS,
     ) -> MeshState:
         """Take a snapshot in and return the new state; what is bad in it is in the state, never raised.
 
-        `tokens`: by pool, what its requests have shown of its models' tokens.
+        `tokens`: by pool, what its requests have shown of its models' tokens; `unscaled`: by pool, the Deployments
+        that are not scaled as its policies want.
         """
         documents = snapshot.documents
         resolved = self._resolver.resolve(documents)
@@ -114,11 +123,15 @@ class MeshPolicy:
         if any(taken):
             self._settled = None
         settled = self._settled
-        if settled is None or policies is not self._policies_seen or tokens != self._tokens_seen:  # else only pods
+        seen = (self._tokens_seen, self._unscaled_seen)
+        if settled is None or policies is not self._policies_seen or (tokens, unscaled) != seen:  # else only pods
             settled = settled or self._settle(resolved.pools)
             wrong = {source: found_wrong(tokens, each.pools) for source, each in settled.coverages.items()}
-            self._statuses.update(self._policies.held, settled.findings, tokens=wrong, now=now)
-            self._policies_seen, self._tokens_seen, self._settled = policies, tokens, settled
+            idle = {source: problems_of(unscaled, each.pools) for source, each in settled.coverages.items()}
+            held = self._policies.held
+            self._statuses.update(held, settled.findings, tokens=wrong, unscaled=_of_scaling(held, idle), now=now)
+            self._policies_seen, self._settled = policies, settled
+            self._tokens_seen, self._unscaled_seen = tokens, unscaled
         self._made = {name: made for name, made in self._made.items() if name in resolved.pools}
         statuses = self._statuses.statuses()
         configs = {name: self._config(pool, settled) for name, pool in resolved.pools.items()}
@@ -232,6 +245,15 @@ class MeshPolicy:
                 if fault.source.startswith(REWRITE):
                     message = f"not in force at {fault.pool}: {fault.message}"
                     yield DocumentProblem(reason="model-rewrite-not-valid", where=fault.source, words=message)
+
+
+def _of_scaling(held: Mapping[str, Held[InferencePolicy]], problems: Mapping[str, Problems]) -> Mapping[str, Problems]:
+    """Return the problems of policies that say something of autoscaling; others cannot mend them."""
+    return {
+        source: found
+        for source, found in problems.items()
+        if (good := held[source].good) is not None and "autoscale" in good.fields
+    }
 
 
 def _role_problems(pools: Mapping[str, Pool], configs: Mapping[str, PoolConfig]) -> Iterator[DocumentProblem]:

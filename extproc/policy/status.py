@@ -2,7 +2,7 @@
 
 The conditions follow GEP-713: each installation has one entry of `status.ancestors`, under its own controller name, so
 that installations with different views never rewrite each other. `Accepted` and `Programmed` are always there,
-`Warning` and `ExactTokens` only while there is something to mend, `Shadow` only while the policy only counts.
+`Warning`, `ExactTokens` and `Scaled` only while there is something to mend, `Shadow` only while the policy only counts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +13,12 @@ import msgspec
 from msgspec import structs
 
 from extproc.policy.model_tokens import ModelTokens, condition_words
+from extproc.policy.scale_problems import Problems, scale_words
 from kvmesh.documents.documents import PICKER_SERVICE, controller_name
 
 ACCEPTED, PROGRAMMED, WARNING, EXACT_TOKENS = "Accepted", "Programmed", "Warning", "ExactTokens"
-SHADOW = "Shadow"
-TYPES = (ACCEPTED, PROGRAMMED, WARNING, EXACT_TOKENS, SHADOW)
+SHADOW, SCALED = "Shadow", "Scaled"
+TYPES = (ACCEPTED, PROGRAMMED, WARNING, EXACT_TOKENS, SHADOW, SCALED)
 INVALID, TARGET_NOT_FOUND = "Invalid", "TargetNotFound"  # reasons of Accepted: "False"
 PARTLY = "PartiallyProgrammed"  # of Programmed: "True"
 ONLY_COUNTED = "OnlyCounted"  # of Shadow: "True"
@@ -96,11 +97,12 @@ class Findings:
 
 
 def conditions_of(
-    found: Findings, *, generation: int, tokens: Sequence[tuple[str, ModelTokens]] = ()
+    found: Findings, *, generation: int, tokens: Sequence[tuple[str, ModelTokens]] = (), unscaled: Problems = ()
 ) -> tuple[Condition, ...]:
     """Return the conditions, `Accepted` first, without times.
 
     `tokens`: the models, with their pools, of which requests have shown that they have no exact tokens.
+    `unscaled`: the Deployments, with their pools, whose scale is not written although the policy wants it.
     """
     warnings = found.warnings
     if found.missing_targets and found.has_targets_left:
@@ -114,6 +116,8 @@ def conditions_of(
     if found.shadow:
         words = f"nothing is refused, held back, degraded, offloaded or scaled, only counted: {found.shadow}"
         given.append((SHADOW, TRUE, ONLY_COUNTED, words))
+    if unscaled:
+        given.append((SCALED, FALSE, *scale_words(unscaled)))
     return tuple(
         Condition(type=kind, status=status, reason=reason, message=shortened(message), observed_generation=generation)
         for kind, status, reason, message in given

@@ -114,6 +114,9 @@ def _of_autoscale(given: Mapping[str, Any]) -> Iterator[str]:
         for way in ("scaleUp", "scaleDown"):
             if "gpuUtilization" in scaled.get(way, {}):
                 yield f"spec.autoscale.{role}.{way}.gpuUtilization: says nothing: vLLM does not report it"
+    named = [scaled for role in ROLES for scaled in (given.get(role, {}), *given.get(role, {}).get("variants", ()))]
+    if given.get("act") and any(role in given for role in ROLES) and not any("deployment" in each for each in named):
+        yield "spec.autoscale.act: no Deployment is named here: nothing is written unless another policy names one"
     if given and not any(role in given for role in ROLES):
         yield "spec.autoscale: names no role here: it acts only where another policy says so"
 

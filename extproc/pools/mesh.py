@@ -20,6 +20,9 @@ from extproc.policy.inference_policy import GROUP, KIND
 from extproc.policy.mesh_policy import MeshPolicy, MeshState
 from extproc.policy.model_tokens import ModelTokens, as_told, found_wrong
 from extproc.policy.pool_config import PoolConfig
+from extproc.policy.scale_problems import ScaleProblem, as_said, problems_of
+from extproc.pools.scale_acts import act_in_cluster
+from extproc.scaling.acting import ActOutcome, ScaleWish
 from extproc.settings.config import PickerSettings
 from kvmesh.documents.documents import (
     ClusterAccess,
@@ -46,6 +49,15 @@ class ServedPools(Protocol):
     def model_tokens(self) -> Mapping[str, Sequence[ModelTokens]]:
         """Return by pool where its models' tokens come from, as their requests have shown."""
 
+    def wrong_acts(self) -> Mapping[str, Sequence[ScaleProblem]]:
+        """Return by pool which Deployments are not scaled as its policies want, and why."""
+
+    def scale_wishes(self) -> Sequence[ScaleWish]:
+        """Return what the pools want written into the scale of Deployments."""
+
+    def note_acts(self, outcomes: Sequence[ActOutcome]) -> None:
+        """Take what has come of all wishes."""
+
 
 class MeshFollower:
     """Takes snapshots in, newest only, and has them applied."""
@@ -58,12 +70,12 @@ class MeshFollower:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._policy = policy
-        self._pools = pools
+        self.pools = pools
         self.told: Callable[[MeshState], None] | None = None  # hears of each new state, once it is in force
         self._clock = clock
         self._newest: Snapshot | None = None
         self._last: Snapshot | None = None  # that was applied
-        self._wrong_tokens = frozenset[tuple[str, str, str]]()  # as the statuses say it
+        self._wrong = frozenset[tuple[str, str, str]]()  # tokens and scales, as the statuses say it
         self._changed = asyncio.Event()
         self._busy = asyncio.Lock()  # MeshPolicy is not for several threads
         self._said: frozenset[DocumentProblem] = frozenset()
@@ -86,13 +98,13 @@ class MeshFollower:
         """Return who says what for the pools of a target. Raise PolicyTargetError."""
         async with self._busy:
             # of hundreds of pools: a few tenths of a second, in which requests are picked
-            return await asyncio.to_thread(partial(self._policy.explain, target, tokens=self._pools.model_tokens()))
+            return await asyncio.to_thread(partial(self._policy.explain, target, tokens=self.pools.model_tokens()))
 
     async def _look_at_tokens(self) -> None:
-        """Have the statuses say so when requests show that a model has no exact tokens, or has them again."""
+        """Have the statuses say so when a model has no exact tokens, a Deployment is not scaled, or is mended."""
         while True:
             await asyncio.sleep(TOKENS_SECONDS)
-            if self._last is not None and _wrong(self._pools.model_tokens()) != self._wrong_tokens:
+            if self._last is not None and _wrong(self.pools) != self._wrong:
                 self._newest = self._newest or self._last
                 self._changed.set()
 
@@ -105,18 +117,19 @@ class MeshFollower:
                 await self._apply(snapshot)
 
     async def _apply(self, snapshot: Snapshot) -> None:
-        tokens = self._pools.model_tokens()
-        self._wrong_tokens = _wrong(tokens)
+        tokens, unscaled = self.pools.model_tokens(), self.pools.wrong_acts()
+        self._wrong = _wrong(self.pools)
         try:
             async with self._busy:
                 # a thousand policies take a moment, in which requests are picked
-                state = await asyncio.to_thread(self._policy.update, snapshot, now=self._clock(), tokens=tokens)
+                known = partial(self._policy.update, snapshot, tokens=tokens, unscaled=unscaled)
+                state = await asyncio.to_thread(known, now=self._clock())
         except Exception:  # a defect that one document meets: what was good before stays
             log.exception("documents could not be taken in; pools and policies stay as they were")
             return
         self.state, self._last = state, snapshot
         self._say(frozenset(state.problems) - frozenset(snapshot.problems))  # its source has said these itself
-        await self._pools.apply(state.configs)
+        await self.pools.apply(state.configs)
         self.applied += 1
         if self.told is not None:
             self.told(state)
@@ -130,8 +143,9 @@ class MeshFollower:
         self._said = problems
 
 
-def _wrong(tokens: Mapping[str, Sequence[ModelTokens]]) -> frozenset[tuple[str, str, str]]:
-    return as_told(found_wrong(tokens, tokens))
+def _wrong(pools: ServedPools) -> frozenset[tuple[str, str, str]]:
+    tokens, unscaled = pools.model_tokens(), pools.wrong_acts()
+    return as_told(found_wrong(tokens, tokens)) | as_said(problems_of(unscaled, unscaled))
 
 
 def mesh_policy(settings: PickerSettings) -> MeshPolicy:
@@ -173,6 +187,7 @@ async def _follow_cluster(settings: PickerSettings, follower: MeshFollower) -> N
     follower.told = lambda state: writer.want(status_updates(state))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(writer.run(), name="write status")
+        tasks.create_task(act_in_cluster(follower.pools, access, leads=lambda: writer.leads), name="scale Deployments")
         documents = kubernetes_source(access, namespaces=namespaces_read(settings))
         tasks.create_task(follower.run(documents), name="follow documents")
 

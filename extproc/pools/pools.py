@@ -19,12 +19,14 @@ from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.learned_models import learned_models
 from extproc.policy.model_tokens import ModelTokens
 from extproc.policy.pool_config import PoolConfig
+from extproc.policy.scale_problems import ScaleProblem
 from extproc.pools.booked_exchange import ReadResponse
 from extproc.pools.pool import Pool
 from extproc.pools.pool_hosts import PoolHosts, PoolPickers, pools_of_cluster
 from extproc.pools.shared_resources import SharedResources
 from extproc.records.request_events import DecisionRecord, RequestOutcome
 from extproc.responses.response_plan import ResponsePlan
+from extproc.scaling.acting import WRONG, ActOutcome, ScaleWish
 from extproc.scaling.seen import Signal
 from extproc.telemetry import metrics
 from kvmesh.metrics.registry import Registry
@@ -152,6 +154,27 @@ class Pools:
         """Return the roles of a pool for which its policy wants a signal."""
         pool = self._pools.get(name)
         return () if pool is None else tuple(pool.config.policy.autoscale.by_role)
+
+    def scale_wishes(self) -> list[ScaleWish]:
+        """Return what the pools' policies want written into the scale of Deployments."""
+        return [wish for pool in self._pools.values() for wish in pool.scale.wishes()]
+
+    def note_acts(self, outcomes: Sequence[ActOutcome]) -> None:
+        """Take what has come of all wishes."""
+        for name, pool in self._pools.items():
+            pool.scale.acts = tuple(each for each in outcomes if each.wish.pool == name)
+
+    def wrong_acts(self) -> Mapping[str, Sequence[ScaleProblem]]:
+        """Return by pool which Deployments are not scaled as its policies want, and why."""
+        found = {
+            name: tuple(
+                ScaleProblem(deployment=each.wish.deployment, reason=each.state.value, message=each.words)
+                for each in pool.scale.acts
+                if each.state in WRONG
+            )
+            for name, pool in self._pools.items()
+        }
+        return {name: problems for name, problems in found.items() if problems}
 
     def model_tokens(self) -> Mapping[str, Sequence[ModelTokens]]:
         """Return by pool where its models' tokens come from, as their requests have shown."""

@@ -3,6 +3,7 @@
 Every two seconds, and only where the policy asks for a signal.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -12,6 +13,9 @@ from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.autoscale import Autoscale
 from extproc.policy.pool_config import PoolConfig
 from extproc.policy.priority import PriorityClass
+from extproc.policy.scale_variants import OTHERS, variant_of
+from extproc.scaling.acting import SURE, ActOutcome, ScaleWish
+from extproc.scaling.plan import Plan, plan_of
 from extproc.scaling.pool_scaling import PoolScaling
 from extproc.scaling.seen import PodSeen, PoolSeen, Signal
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
@@ -58,16 +62,60 @@ class ScaleLooks:
         pickers: Callable[[], int],
         clock: Callable[[], float],
         changed: Callable[[], None] = lambda: None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """`pickers`: how many there are, with this one. `changed`: told what is wanted between two looks."""
+        """`pickers`: how many there are, with this one. `changed`: told what is wanted between two looks.
+
+        `wall`: the time of day, in seconds since the epoch.
+        """
         self._scaling = PoolScaling(autoscale)
-        self._see, self._pickers, self._clock, self._changed = see, pickers, clock, changed
+        self._see, self._pickers, self._clock, self._changed, self._wall = see, pickers, clock, changed, wall
+        self.acts: tuple[ActOutcome, ...] = ()  # what has come of the wishes
         self._admitted: dict[str, tuple[float, float]] = {}  # class -> its requests, and when there were more last
 
     @property
     def signals(self) -> Mapping[str, Signal]:
         """How many pods each role wants, as of the last look; of roles that the policy names."""
         return self._scaling.signals
+
+    def wishes(self) -> list[ScaleWish]:
+        """Return what the policy wants written into the scale of Deployments: nothing without `act`, or in shadow."""
+        pool, autoscale = self._see(), self._see().config.policy.autoscale
+        namespace, slash, _ = pool.config.name.partition("/")
+        if not autoscale.act or autoscale.shadow or not slash:
+            return []
+        found = []
+        for role, policy in autoscale.by_role.items():
+            signal = self.signals.get(role)
+            named = {each.name: each.deployment for each in policy.variants} or {OTHERS: policy.deployment}
+            for variant in () if signal is None else signal.variants:
+                if signal is not None and (deployment := named.get(variant.name)) is not None:
+                    found.append(
+                        ScaleWish(
+                            pool=pool.config.name,
+                            role=role,
+                            variant=variant.name,
+                            namespace=namespace,
+                            deployment=deployment,
+                            replicas=variant.told,
+                            may_lower=signal.state in SURE,
+                            window_seconds=policy.stabilization_seconds,
+                        )
+                    )
+        return found
+
+    def plan(self, *, seconds: float) -> Plan:
+        """Return what is wanted now, or would be in so many seconds."""
+        pool = self._see()
+        promises = self._scaling.promises
+        return plan_of(
+            list(self._scaling.planned(seconds).values()),
+            of=f"in {seconds:g} s" if seconds else "now",
+            pool=pool.config.name,
+            currency=pool.config.policy.observability.currency,
+            ttft_seconds=promises[0],
+            inter_token_seconds=promises[1],
+        )
 
     def reconfigure(self, autoscale: Autoscale) -> None:
         """Go by another policy from the next look on."""
@@ -88,6 +136,7 @@ class ScaleLooks:
     def end(self) -> None:
         """Want nothing any more: the pool is gone. If it comes back, what was learned counts again."""
         self._scaling.signals = {}
+        self.acts = ()
 
     def look(self) -> None:
         """Look once."""
@@ -105,6 +154,7 @@ class ScaleLooks:
                 refused_tokens=pool.overload.refused_tokens,
                 ttft_seconds=min((each.targets.ttft_seconds for each in used), default=None),
                 inter_token_seconds=min((each.targets.inter_token_seconds for each in used), default=None),
+                wall=self._wall(),
             ),
             now=now,
         )
@@ -123,21 +173,38 @@ class ScaleLooks:
 
 def _pods(pool: SeenPool, *, now: float) -> Sequence[PodSeen]:
     policy, estimates = pool.config.policy, pool.books.estimates
+    variants = _variants(pool.config)
     pods = []
     for status in pool.endpoints.known(now=now):
         if status.reachability is Reachability.TERMINATING:
             continue
         pace = estimates.pace(status.address)
-        rate = estimates.tokens_per_second(status.address) or 1.0 / pace.backlog_seconds_a_token
+        learned = estimates.tokens_per_second(status.address)
         pods.append(
             PodSeen(
                 address=status.address,
                 role=policy.roles.get(status.address, Role.BOTH).value,
                 serves=status.reachability in SERVING and status.address not in policy.cordoned,
                 load=status.load,
-                tokens_per_second=rate,
+                tokens_per_second=learned or 1.0 / pace.backlog_seconds_a_token,
+                is_learned=learned is not None,
+                variant=variants.get(status.address, OTHERS),
                 request_seconds=pace.request_seconds,
                 running_limit=pace.running_limit,
             )
         )
     return pods
+
+
+def _variants(config: PoolConfig) -> Mapping[str, str]:
+    """Return endpoint -> the variant of its role that its labels say; without those of none."""
+    policy = config.policy
+    by_role = policy.autoscale.by_role
+    if not any(scaled.variants for scaled in by_role.values()):
+        return {}
+    found = {}
+    for endpoint in config.endpoints:
+        scaled = by_role.get(policy.roles.get(endpoint.address, Role.BOTH).value)
+        if scaled is not None and scaled.variants:
+            found[endpoint.address] = variant_of(endpoint.labels, scaled.variants)
+    return found

@@ -1,1 +1,1 @@
-"""How many pods a pool wants, by role: work in busy pods, its forecast, the wanted number with its reason, scalers."""
+"""How many pods a pool wants, by role and variant: work, its forecast, the number and its reason, plans, scalers."""

@@ -5,22 +5,24 @@ and pickers, and what was refused: that is what has come. Prompts are counted in
 decoding in generated tokens over those that a pod generates at the promised time a token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
 import msgspec
 
-from extproc.pods.step_times import StepTimes
+from extproc.policy.scale_variants import OTHERS
+from extproc.scaling.capacity import Capacities, Capacity, Declared
 from extproc.scaling.seen import PodSeen
 from kvmesh.pods.pod_report import EndpointLoad
 
 MEANS_SECONDS = 120.0  # half-life of what an average request brings
 MOST_REQUESTS = 1_000_000  # at one pod; more is nonsense
 MOST_TOKENS_PER_SECOND = 1e7  # likewise
-PROMISE_SHARE = 0.9  # of the promised time a token that is to be the mean: some streams are slower
-KV_SHARE = 0.9  # of a pod's cache that is to be used: beyond, streams are preempted
 MOST_REFUSED = 1.0  # of what was served: clients that are refused come back, and would be counted again and again
+
+
+UNDECLARED = Declared()
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +49,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     uncached_rate: float = 0.0  # tokens a second that have come
     cached_rate: float = 0.0
     output_rate: float = 0.0
+    served_input_rate: float = 0.0  # of the last minutes: prompt tokens, cached ones too
+    served_output_rate: float = 0.0
     reporting: int = 0  # pods with reports that make sense
     nonsense: tuple[str, ...] = ()  # pods with others
 
@@ -58,26 +62,37 @@ class _Sums(msgspec.Struct, kw_only=True):
     cached: float = 0.0
     generated: float = 0.0
     begun: float = 0.0  # requests
+    seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class RoleDemand:
     """Of the pods of one role."""
 
-    steps: StepTimes = field(default_factory=StepTimes)
+    capacities: Capacities = field(default_factory=Capacities)
+    reference: str = OTHERS  # the variant whose pods work is counted in
     _last: dict[str, EndpointLoad] = field(default_factory=dict)
     _means: _Sums = field(default_factory=_Sums)
     _backlog_tokens: float | None = None
     _backlog_requests: float = 0.0
 
     def look(
-        self, pods: Sequence[PodSeen], waiting: Waiting, *, seconds: float, inter_token_seconds: float | None
+        self,
+        pods: Sequence[PodSeen],
+        waiting: Waiting,
+        *,
+        seconds: float,
+        inter_token_seconds: float | None,
+        declared: Declared = UNDECLARED,
     ) -> Work | None:
-        """Return the work that has come in the last `seconds`; None at the first look, and where no pod reports."""
+        """Return the work that has come in the last `seconds`; None at the first look, and where no pod reports.
+
+        `declared`: of the reference variant.
+        """
         nonsense = tuple(pod.address for pod in pods if pod.load is not None and not is_sane(pod.load))
         told = [pod for pod in pods if pod.load is not None and pod.address not in nonsense]
         loads = {pod.address: pod.load for pod in told if pod.load is not None}
-        sums, absurd = self._sums(loads)
+        sums, absurd = self._sums(loads, {pod.address: pod.variant for pod in told})
         nonsense += absurd
         is_first = self._backlog_tokens is None
         late = {pod.address for pod in pods}.difference(loads)
@@ -107,26 +122,29 @@ class RoleDemand:
         # by the requests that have come: their tokens take as long to come as their streams last
         came = begun * output_each if means.begun else whole * sums.generated
         output_rate = max(came + (grown_requests + refused_requests) * output_each, 0.0) / seconds
-        rate = sum(pod.tokens_per_second for pod in told) / len(told)
-        streams, limit, is_out_of_reach = self._streams(told, inter_token_seconds)
+        self.capacities.note(told)
+        unit = self.capacities.of(self.reference, declared=declared, promise=inter_token_seconds)
+        rate = unit.prefill or 0.0
         return Work(
             prefill=uncached_rate / rate if rate > 0.0 else None,
-            decode=self._decode(output_rate, loads, whole, streams),
-            streams=streams,
-            limit=limit,
-            is_out_of_reach=is_out_of_reach,
+            decode=_decode(output_rate, loads, whole, unit),
+            streams=unit.streams,
+            limit=unit.limit,
+            is_out_of_reach=unit.is_out_of_reach,
             backlog_tokens=tokens,
             waiting_seconds=tokens / rate if rate > 0.0 else 0.0,
-            waiting_decode_seconds=self._decode(requests * output_each, loads, 0.0, streams) or 0.0,
-            request_seconds=sum(pod.request_seconds for pod in told) / len(told),
+            waiting_decode_seconds=_decode(requests * output_each, loads, 0.0, unit) or 0.0,
+            request_seconds=unit.request_seconds,
             uncached_rate=uncached_rate,
             cached_rate=whole * sums.cached / seconds,
             output_rate=whole * sums.generated / seconds,
+            served_input_rate=whole * (means.uncached + means.cached) / means.seconds,
+            served_output_rate=whole * means.generated / means.seconds,
             reporting=len(told),
             nonsense=nonsense,
         )
 
-    def _sums(self, loads: dict[str, EndpointLoad]) -> tuple[_Sums, tuple[str, ...]]:
+    def _sums(self, loads: dict[str, EndpointLoad], variants: Mapping[str, str]) -> tuple[_Sums, tuple[str, ...]]:
         """Return what the pods have counted since their last reports, and those that cannot have."""
         sums, absurd = _Sums(), []
         for address, load in loads.items():
@@ -146,50 +164,19 @@ class RoleDemand:
             if generated > 0:
                 took = load.inter_token_seconds_sum - last.inter_token_seconds_sum
                 running = (load.running_requests + last.running_requests) / 2
-                self.steps.add(running=running, tokens=generated, seconds_a_token=max(took, 0.0) / generated)
+                steps = self.capacities.steps_of(variants[address])
+                steps.add(running=running, tokens=generated, seconds_a_token=max(took, 0.0) / generated)
         return sums, tuple(absurd)
 
     def _remember(self, sums: _Sums, seconds: float) -> None:
         share = 0.5 ** (max(seconds, 0.0) / MEANS_SECONDS)
         means = self._means
         means.uncached = means.uncached * share + sums.uncached
+        means.cached = means.cached * share + sums.cached
         means.generated = means.generated * share + sums.generated
+        means.seconds = means.seconds * share + max(seconds, 0.0)
         means.begun = means.begun * share + sums.begun
-        self.steps.fade(max(seconds, 0.0))
-
-    def _streams(self, told: Sequence[PodSeen], promise: float | None) -> tuple[float | None, str, bool]:
-        """Return how many streams one pod runs, what bounds them, and whether the promise is out of reach."""
-        bounds: dict[str, float] = {}
-        within = None if promise is None else self.steps.streams_within(PROMISE_SHARE * promise)
-        if within:
-            bounds["promise"] = within
-        places = [pod.running_limit for pod in told if pod.running_limit is not None]
-        if places:
-            bounds["places"] = sum(places) / len(places)
-        cached = [
-            KV_SHARE * pod.load.running_requests / pod.load.kv_usage
-            for pod in told
-            if pod.load is not None and pod.load.running_requests and pod.load.kv_usage > 0.01
-        ]
-        if cached:
-            bounds["cache"] = sum(cached) / len(cached)
-        limit = min(bounds, key=bounds.__getitem__, default="")
-        return (max(bounds[limit], 1.0) if limit else None), limit, within == 0.0
-
-    def _decode(
-        self, output_rate: float, loads: dict[str, EndpointLoad], whole: float, streams: float | None
-    ) -> float | None:
-        """Return the pods that decoding keeps busy.
-
-        By generated tokens where the time a token is known as it depends on the streams: streams that run beside few
-        others are quick and gone soon, and their number alone would say too little. Else by the streams.
-        """
-        if streams is None:
-            return None
-        seconds = self.steps.seconds_at(streams)
-        if seconds:
-            return output_rate * seconds / streams
-        return whole * sum(load.running_requests for load in loads.values()) / streams
+        self.capacities.fade(max(seconds, 0.0))
 
 
 def is_sane(load: EndpointLoad) -> bool:
@@ -205,6 +192,20 @@ def is_sane(load: EndpointLoad) -> bool:
         and 0 <= load.waiting_requests <= MOST_REQUESTS
         and 0 <= load.running_requests <= MOST_REQUESTS
     )
+
+
+def _decode(output_rate: float, loads: dict[str, EndpointLoad], whole: float, unit: Capacity) -> float | None:
+    """Return the pods that decoding keeps busy.
+
+    By generated tokens where the time a token is known as it depends on the streams: streams that run beside few
+    others are quick and gone soon, and their number alone would say too little. Else by the streams, or by what is
+    declared.
+    """
+    if unit.streams is None:
+        return output_rate / unit.decode if unit.decode else None
+    if unit.stream_seconds:
+        return output_rate * unit.stream_seconds / unit.streams
+    return whole * sum(load.running_requests for load in loads.values()) / unit.streams
 
 
 def _has_begun_anew(last: EndpointLoad, load: EndpointLoad) -> bool:

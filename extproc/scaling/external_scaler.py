@@ -1,7 +1,8 @@
 """Answers KEDA's external scaler protocol from the pools' signals, on the picker's gRPC port.
 
 A ScaledObject names the pool (`pool`: "namespace/name", or a name in its own namespace; left out where the picker
-serves one pool alone), the `role` (both) and the `metric` (wanted-replicas).
+serves one pool alone), the `role` (both), the `variant` of its pods, where the policy has variants, and the `metric`
+(wanted-replicas).
 """
 
 import asyncio
@@ -69,7 +70,7 @@ class ExternalScaler:
 
     def active(self, ref: Any) -> bool:
         """Tell whether any pod is to be there. Raise GrpcError where the pool or the role is not known."""
-        return self._signal(ref).told > 0
+        return _told(self._signal(ref), ref) > 0
 
     def watch(self, watch: "_ActiveWatch") -> None:
         """Tell this stream of changes until it is over."""
@@ -84,7 +85,7 @@ class ExternalScaler:
 
     def _spec(self, data: bytes) -> bytes:
         ref = _read(messages.ScaledObjectRef, data)
-        self._signal(ref)  # a mistake is to be seen when the ScaledObject is made
+        _told(self._signal(ref), ref)  # a mistake is to be seen when the ScaledObject is made
         metric, target = _metric(ref), _target(ref)
         spec = messages.MetricSpec(metricName=metric, targetSize=max(round(target), 1), targetSizeFloat=target)
         return _bytes(messages.GetMetricSpecResponse(metricSpecs=[spec]))
@@ -93,7 +94,7 @@ class ExternalScaler:
         request = _read(messages.GetMetricsRequest, data)
         ref = request.scaledObjectRef
         signal, metric = self._signal(ref), _metric(ref)
-        value = float(signal.told) if metric == WANTED else signal.queued_tokens
+        value = float(_told(signal, ref)) if metric == WANTED else signal.queued_tokens
         given = messages.MetricValue(
             metricName=request.metricName or metric, metricValue=round(value), metricValueFloat=value
         )
@@ -169,6 +170,19 @@ class _ActiveWatch(Call):
     def _send(self, active: bool) -> None:
         self._told = active
         self._stream.send(_bytes(messages.IsActiveResponse(result=active)))
+
+
+def _told(signal: Signal, ref: Any) -> int:
+    """Return the pods that a scaler is told, of the role or of the variant that it names. Raise GrpcError."""
+    name: str = ref.scalerMetadata.get("variant", "")
+    if not name:
+        return signal.told
+    for each in signal.variants:
+        if each.name == name:
+            return each.told
+    there = ", ".join(each.name for each in signal.variants if each.name) or "none"
+    words = f"the role {signal.role!r} has no variant {name!r}: the policy's autoscale names {there}"
+    raise GrpcError(GrpcStatus.NOT_FOUND, words)
 
 
 def _metric(ref: Any) -> str:

@@ -5,40 +5,38 @@ signals = scaling.look(seen, now=now)       # every few seconds; by role
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean, median
 
 import msgspec
 
 from extproc.policy.autoscale import SERVING_ROLES, Autoscale, ScalePolicy
-from extproc.scaling.demand import RoleDemand, Waiting, Work
+from extproc.policy.scale_variants import OTHERS
+from extproc.scaling.demand import Waiting, Work
 from extproc.scaling.forecast import Forecast
-from extproc.scaling.holding import Holding
-from extproc.scaling.need import Need, Outlook, for_decoding, for_prompts
+from extproc.scaling.need import Need, Outlook, Outlooks, larger
+from extproc.scaling.plan import PlannedRole, planned_roles
+from extproc.scaling.role_memory import RoleMemory
+from extproc.scaling.running_costs import costs_of
 from extproc.scaling.seen import PodSeen, PoolSeen, Signal, State
 from extproc.scaling.thresholds import WORDS, Verdict, Way, verdict
+from extproc.scaling.variant_scaling import (
+    DOWN_MARGIN,
+    UP_MARGIN,
+    RoleReady,
+    VariantPods,
+    declared_of,
+    need_of,
+    offers_of,
+    ready_of,
+    reference_of,
+    variant_pods,
+    variant_signals,
+)
 
 MOST_GAP_SECONDS = 60.0  # between two looks; more, and less than none: the clock has jumped
-STARTS_KEPT = 5
+STARTS_KEPT, STARTS_OF_ALL = 5, 40  # of one variant, of all
 ASKED = "no pod is ready, and there are requests"
-UP_MARGIN, DOWN_MARGIN = 0.25, 0.25  # of a pod: more, and fewer, only beyond that, or one would come and go at the edge
-
-
-@dataclass(slots=True, eq=False)
-class _Role:
-    """What is known of one role."""
-
-    demand: RoleDemand = field(default_factory=RoleDemand)
-    prefill: Forecast = field(default_factory=Forecast)
-    decode: Forecast = field(default_factory=Forecast)
-    holding: Holding = field(default_factory=Holding)
-
-    def forget_samples(self) -> None:
-        """Begin anew; the number that is wanted stays."""
-        self.demand = RoleDemand()
-        self.prefill.clear()
-        self.decode.clear()
 
 
 class PoolScaling:
@@ -47,12 +45,13 @@ class PoolScaling:
     def __init__(self, autoscale: Autoscale) -> None:
         self.signals: Mapping[str, Signal] = {}  # by role, of the last look
         self._autoscale = autoscale
-        self._roles: dict[str, _Role] = {}
+        self._roles: dict[str, RoleMemory] = {}
         self._starting: dict[str, float] = {}  # pods that were seen to appear -> seconds, until they serve
         self._known: set[str] | None = None  # pods of the last look
-        self._starts: list[float] = []  # seconds that the last ones took
+        self._starts: list[tuple[str, float]] = []  # variants, and seconds that the last ones took
         self.first_start: float | None = None  # since when the oldest pod starts that will answer clients
         self._looked_at: float | None = None
+        self._seen: PoolSeen | None = None
         self._refused = (0.0, 0.0)
 
     @property
@@ -70,12 +69,12 @@ class PoolScaling:
         """Take what there is `now`, in monotonic seconds, and return what is wanted, by role."""
         seconds = 0.0 if self._looked_at is None else now - self._looked_at
         has_jumped = self._looked_at is not None and not 0.0 < seconds <= MOST_GAP_SECONDS
-        self._looked_at = now
+        self._looked_at, self._seen = now, seen
         self._note_starts(seen.pods, now=now, has_jumped=has_jumped)
         refused = seen.refused_requests - self._refused[0], seen.refused_tokens - self._refused[1]
         self._refused = seen.refused_requests, seen.refused_tokens
         by_role = self._autoscale.by_role
-        self._roles = {role: self._roles.get(role) or _Role() for role in by_role}
+        self._roles = {role: self._roles.get(role) or RoleMemory() for role in by_role}
         if has_jumped:
             for kept in self._roles.values():
                 kept.forget_samples()
@@ -94,24 +93,54 @@ class PoolScaling:
         return self.signals
 
     @property
+    def promises(self) -> tuple[float | None, float | None]:
+        """The first token's and the inter-token time that the last look went by."""
+        return (None, None) if self._seen is None else (self._seen.ttft_seconds, self._seen.inter_token_seconds)
+
+    def planned(self, seconds: float) -> Mapping[str, PlannedRole]:
+        """Return what the last look would want in so many seconds, by role; 0: what is wanted now."""
+        if self._seen is None:
+            return {}
+        return planned_roles(self._autoscale.by_role, self._roles, self.signals, self._seen, seconds=seconds)
+
+    @property
     def start_seconds(self) -> float | None:
         """What new pods took from being seen first until they served, the median of the last; None: none was seen."""
-        return median(self._starts) if self._starts else None
+        return median(seconds for _, seconds in self._starts[-STARTS_KEPT:]) if self._starts else None
+
+    def _start_of(self, variant: str) -> float | None:
+        """Return the same of one variant; None: no pod of it was seen to start."""
+        seen = [seconds for name, seconds in self._starts if name == variant]
+        return median(seen[-STARTS_KEPT:]) if seen else None
 
     def ask_for_one(self) -> bool:
         """Want a pod where clients are answered and none is wanted: a request waits. Tell whether that is new.
 
         Between two looks: whoever scales is to know at once.
         """
+        if self._seen is None:
+            return False
         asked = {
-            role: msgspec.structs.replace(signal, wanted=1, told=signal.present if signal.shadow else 1, reason=ASKED)
+            role: self._with_one(role, signal, self._seen)
             for role, signal in self.signals.items()
             if role in SERVING_ROLES and not signal.wanted
         }
-        for role, signal in asked.items():
-            self._roles[role].holding.hold(1, ready=signal.ready)
         self.signals = {**self.signals, **asked}
         return bool(asked)
+
+    def _with_one(self, role: str, signal: Signal, seen: PoolSeen) -> Signal:
+        policy, kept = self._autoscale.by_role[role], self._roles[role]
+        pods = [pod for pod in seen.pods if pod.role == role]
+        variants = variant_pods(policy, pods, kept.demand, promise=seen.inter_token_seconds)
+        numbers = _held(policy, kept, variants, 1, ready=signal.ready)
+        by_variant = variant_signals(policy, variants, numbers, shadow=signal.shadow)
+        return msgspec.structs.replace(
+            signal,
+            wanted=sum(each.wanted for each in by_variant),
+            told=sum(each.told for each in by_variant),
+            variants=by_variant,
+            reason=ASKED,
+        )
 
     def _oldest_start(self, role: str, pods: Sequence[PodSeen], *, now: float) -> float:
         """Return for how many seconds the oldest pod of the role that starts has done so; 0: none starts."""
@@ -124,7 +153,7 @@ class PoolScaling:
         for pod in pods:
             began = self._starting.get(pod.address)
             if pod.serves and began is not None:
-                self._starts = [*self._starts, now - began][-STARTS_KEPT:]
+                self._starts = [*self._starts, (pod.variant, now - began)][-STARTS_OF_ALL:]
                 del self._starting[pod.address]
             elif not pod.serves and began is None and self._known is not None and pod.address not in self._known:
                 self._starting[pod.address] = now
@@ -146,68 +175,103 @@ class PoolScaling:
         now: float,
         has_jumped: bool,
     ) -> Signal:
-        pods = [pod for pod in seen.pods if pod.role == role]
-        ready, kept, holding = sum(pod.serves for pod in pods), self._roles[role], self._roles[role].holding
-        holding.bound(policy.min_replicas, policy.max_replicas)
-        work = kept.demand.look(pods, waiting, seconds=seconds, inter_token_seconds=seen.inter_token_seconds)
-        if work is not None and work.reporting:
-            if work.prefill is not None:
-                kept.prefill.add(work.prefill, now=now)
-            if work.decode is not None:
-                kept.decode.add(work.decode, now=now)
+        pods, kept = [pod for pod in seen.pods if pod.role == role], self._roles[role]
+        ready, promise = sum(pod.serves for pod in pods), seen.inter_token_seconds
+        work = self._work(policy, kept, pods, waiting, seen, seconds=seconds, now=now)
+        variants = variant_pods(policy, pods, kept.demand, promise=promise)
+        serving = ready_of(variants) if policy.variants else RoleReady(prompts=ready, decoding=ready)
         state, words, least = _why_to_hold(pods, waiting, work, has_jumped=has_jumped)
-        need = (
-            None
-            if state is not State.OK or work is None
-            else self._need(role, policy, kept, work, seen, ready, now=now)
-        )
+        ahead = {
+            each.name: self._outlooks(role, policy, each, kept, seen, serving, now=now)
+            for each in variants
+            if state is State.OK
+        }
+        need, unit = (None, "") if work is None else _need(policy, kept, variants, ahead, work)
         if state is State.OK and need is None:
             state, words = State.TOO_FEW_SAMPLES, "too few reports were seen to say what the load is"
-        if need is None:
+        if need is None or work is None:
             # thresholds compare what is there now and need no history; without reports there is nothing to compare
             told = _thresholds(policy, pods, waiting, ready) if state is State.TOO_FEW_SAMPLES else _SILENT
-            number = holding.hold(max(least, told.pods(ready)), ready=ready)
+            numbers = _held(policy, kept, variants, max(least, told.pods(ready)), ready=ready)
             reason = f"{words}: the number stays{_threshold_words(told)}"
         else:
             told = _thresholds(policy, pods, waiting, ready)
-            recommended = _recommended(need.pods, told, ready=ready, wanted=holding.wanted)
-            bounded = _bounded(recommended, policy)
-            number, held = holding.settle(bounded, ready=ready, now=now, window_seconds=policy.stabilization_seconds)
-            reason = _joined(need.words + _threshold_words(told), held, _limited(recommended, policy))
+            numbers, held = _settled(policy, kept, variants, ahead, work, need, told, now=now)
+            reason = _joined(unit + need.words + _threshold_words(told), held)
             if need.is_out_of_reach:
                 state = State.PROMISE_OUT_OF_REACH
-            elif work is not None and work.nonsense:
+            elif work.nonsense:
                 state = State.NONSENSE_REPORTS
                 reason = _joined(reason, f"without {len(work.nonsense)} pods that report nonsense ({work.nonsense[0]})")
-        number = _bounded(number, policy)
-        busy = [each for each in (kept.prefill.level, kept.decode.level) if each is not None]
+        shadow = self._autoscale.shadow
+        by_variant = variant_signals(policy, variants, numbers, shadow=shadow)
         return Signal(
             role=role,
-            wanted=number,
-            told=len(pods) if self._autoscale.shadow else number,
+            wanted=sum(each.wanted for each in by_variant),
+            told=sum(each.told for each in by_variant),
             ready=ready,
             present=len(pods),
             state=state,
             reason=reason,
-            shadow=self._autoscale.shadow,
-            saturation=max(busy) / ready if busy and ready else None,
+            shadow=shadow,
+            saturation=serving.saturation(kept.prefill.level, kept.decode.level),
             prefill_busy=kept.prefill.level if role != "decode" else None,
             decode_busy=kept.decode.level if role != "prefill" else None,
             queued_tokens=waiting.tokens if work is None else work.backlog_tokens,
             input_tokens_per_second=0.0 if work is None else work.uncached_rate,
             cached_tokens_per_second=0.0 if work is None else work.cached_rate,
             output_tokens_per_second=0.0 if work is None else work.output_rate,
+            variants=by_variant,
+            costs=costs_of(by_variant, work),
+            time_of_day=kept.main(role).day_state(policy.start_seconds, wall=seen.wall),
         )
 
-    def _need(
-        self, role: str, policy: ScalePolicy, kept: _Role, work: Work, seen: PoolSeen, ready: int, *, now: float
-    ) -> Need | None:
-        """Return what the load needs, the larger of prompts and decoding; None: too few samples."""
-        horizon = max(policy.start_seconds, self.start_seconds or 0.0)
+    @staticmethod
+    def _work(
+        policy: ScalePolicy,
+        kept: RoleMemory,
+        pods: Sequence[PodSeen],
+        waiting: Waiting,
+        seen: PoolSeen,
+        *,
+        seconds: float,
+        now: float,
+    ) -> Work | None:
+        """Take the reports in, and return the work that has come."""
+        kept.count_in(reference_of(policy, pods, kept.demand))
+        kept.demand.capacities.keep([OTHERS, *(each.name for each in policy.variants)])
+        work = kept.demand.look(
+            pods,
+            waiting,
+            seconds=seconds,
+            inter_token_seconds=seen.inter_token_seconds,
+            declared=declared_of(policy, kept.demand.reference),
+        )
+        if work is not None and work.reporting:
+            if work.prefill is not None:
+                kept.prefill.add(work.prefill, now=now, wall=seen.wall)
+            if work.decode is not None:
+                kept.decode.add(work.decode, now=now, wall=seen.wall)
+        kept.work = work or kept.work
+        return work
+
+    def _outlooks(
+        self,
+        role: str,
+        policy: ScalePolicy,
+        variant: VariantPods,
+        kept: RoleMemory,
+        seen: PoolSeen,
+        ready: RoleReady,
+        *,
+        now: float,
+    ) -> Outlooks:
+        """Return what is ahead of prompts and decoding when a pod of the variant that is asked for now serves."""
+        horizon = max(variant.start_seconds or policy.start_seconds, self._start_of(variant.name) or 0.0)
         starting = self._oldest_start(role, seen.pods, now=now)
 
-        def outlook(forecast: Forecast) -> Outlook | None:
-            level, busy = forecast.level, forecast.ahead(horizon)
+        def outlook(forecast: Forecast, ready: float) -> Outlook | None:
+            level, busy = forecast.level, forecast.ahead(horizon, wall=seen.wall)
             if level is None or busy is None:
                 return None
             return Outlook(
@@ -220,18 +284,10 @@ class PoolScaling:
                 inter_token_seconds=seen.inter_token_seconds,
             )
 
-        needs = []
-        if role != "decode" and (prompts := outlook(kept.prefill)) is not None:
-            needs.append(for_prompts(prompts, work))
-        if role != "prefill" and (streams := outlook(kept.decode)) is not None:
-            needs.append(for_decoding(streams, work))
-        if not needs:
-            return None
-        need = max(needs, key=lambda each: each.pods)
-        out_of_reach = next((each for each in needs if each.is_out_of_reach), None)
-        if out_of_reach is not None and out_of_reach is not need:
-            return msgspec.structs.replace(need, words=f"{need.words}; {out_of_reach.words}", is_out_of_reach=True)
-        return need
+        return Outlooks(
+            prompts=outlook(kept.prefill, ready.prompts) if role != "decode" else None,
+            decoding=outlook(kept.decode, ready.decoding) if role != "prefill" else None,
+        )
 
 
 def _waiting(role: str, seen: PoolSeen, *, requests: float, tokens: float) -> Waiting:
@@ -285,6 +341,51 @@ def _thresholds(policy: ScalePolicy, pods: Sequence[PodSeen], waiting: Waiting, 
         "gpu_utilization": None,
     }
     return verdict(values, up=policy.scale_up, down=policy.scale_down)
+
+
+def _need(
+    policy: ScalePolicy, kept: RoleMemory, variants: Sequence[VariantPods], ahead: Mapping[str, Outlooks], work: Work
+) -> tuple[Need | None, str]:
+    """Return what the load needs, and where there are variants in words in whose pods that is counted."""
+    if not policy.variants:
+        return larger(ahead.get(OTHERS, Outlooks()).needs(work)), ""
+    need, name = need_of(variants, ahead, work, reference=kept.demand.reference)
+    return need, f"in {name} pods: "
+
+
+def _held(
+    policy: ScalePolicy, kept: RoleMemory, variants: Sequence[VariantPods], least: int, *, ready: int
+) -> Mapping[str, int]:
+    """Return the numbers by variant while nothing can be recommended: as they were, and `least` in all."""
+    if policy.variants:
+        kept.variants.bound(policy, variants)
+        return kept.variants.hold(variants, _bounded(least, policy))
+    kept.holding.bound(policy.min_replicas, policy.max_replicas)
+    return {OTHERS: _bounded(kept.holding.hold(least, ready=ready), policy)}
+
+
+def _settled(
+    policy: ScalePolicy,
+    kept: RoleMemory,
+    variants: Sequence[VariantPods],
+    ahead: Mapping[str, Outlooks],
+    work: Work,
+    need: Need,
+    told: Verdict,
+    *,
+    now: float,
+) -> tuple[Mapping[str, int], str]:
+    """Return the numbers by variant that are wanted, and what bounds or holds them in words."""
+    if policy.variants:
+        held = kept.variants.bound(policy, variants)
+        offers = offers_of(variants, ahead, work, held)
+        return kept.variants.settle(policy, variants, offers, told, now=now)
+    holding, ready = kept.holding, sum(each.ready for each in variants)
+    holding.bound(policy.min_replicas, policy.max_replicas)
+    recommended = _recommended(need.pods, told, ready=ready, wanted=holding.wanted)
+    bounded = _bounded(recommended, policy)
+    number, held_words = holding.settle(bounded, ready=ready, now=now, window_seconds=policy.stabilization_seconds)
+    return {OTHERS: _bounded(number, policy)}, _joined(held_words, _limited(recommended, policy))
 
 
 def _recommended(need: float, told: Verdict, *, ready: int, wanted: int | None) -> int:

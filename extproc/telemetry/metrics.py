@@ -537,6 +537,44 @@ EXTERNAL_METRICS_SERVED = gauge(
 EXTERNAL_METRICS_ANSWERS = counter(
     "kvmesh_external_metrics_answers_total", "Answers of the external-metrics API, by HTTP status.", "code"
 )
+VARIANT_WANTED_REPLICAS = gauge(
+    "kvmesh_variant_wanted_replicas",
+    "Pods of a variant of a role that are wanted (the policy's autoscale.<role>.variants).",
+    "role",
+    "variant",
+    over=Over.EACH,
+)
+VARIANT_SCALE_TO_REPLICAS = gauge(
+    "kvmesh_variant_scale_to_replicas",
+    "What an autoscaler of a variant's pods is to go by; in shadow the present number.",
+    "role",
+    "variant",
+    over=Over.EACH,
+)
+POD_CAPACITY = gauge(
+    "kvmesh_pod_capacity_tokens_per_second",
+    'What a pod does within the promises: prefill (prompt tokens) or decode (generated ones); by variant, "" without.',
+    "role",
+    "variant",
+    "work",
+    over=Over.EACH,
+)
+PODS_COST = gauge(
+    "kvmesh_pods_cost_per_hour",
+    "What the pods of a role that are there cost an hour, in the policy's currency.",
+    "role",
+    over=Over.EACH,
+)
+TOKENS_COST = gauge(
+    "kvmesh_cost_per_million_tokens",
+    "What a million tokens costs as served in the last minutes: all (prompts, cached too, and answers), or output.",
+    "role",
+    "tokens",
+    over=Over.EACH,
+)
+PREFILL_LEAN = gauge(
+    "kvmesh_prefill_lean_ratio", "What share of a role's work in busy pods is prompts.", "role", over=Over.EACH
+)
 
 # tenants and quotas
 TENANT_REQUESTS = counter(

@@ -45,5 +45,49 @@ def show_scale(registry: Registry, signals: Callable[[], Mapping[str, Signal]]) 
                 )
             ),
         )
+        yield from _variants(by_role)
+        yield from _costs(by_role)
 
     registry.read(read)
+
+
+def _variants(by_role: Mapping[str, Signal]) -> Reading:
+    named = [(role, each) for role, signal in by_role.items() for each in signal.variants if each.name]
+    yield metrics.VARIANT_WANTED_REPLICAS, (((role, each.name), each.wanted) for role, each in named)
+    yield metrics.VARIANT_SCALE_TO_REPLICAS, (((role, each.name), each.told) for role, each in named)
+    yield (
+        metrics.POD_CAPACITY,
+        (
+            ((role, each.name, work), rate)
+            for role, signal in by_role.items()
+            for each in signal.variants
+            for work, rate in (
+                ("prefill", each.prefill_tokens_per_second if role != "decode" else None),
+                ("decode", each.decode_tokens_per_second if role != "prefill" else None),
+            )
+            if rate is not None
+        ),
+    )
+
+
+def _costs(by_role: Mapping[str, Signal]) -> Reading:
+    yield (
+        metrics.PODS_COST,
+        (((role,), cost) for role, each in by_role.items() if (cost := each.costs.per_hour) is not None),
+    )
+    yield (
+        metrics.TOKENS_COST,
+        (
+            ((role, tokens), cost)
+            for role, each in by_role.items()
+            for tokens, cost in (
+                ("all", each.costs.per_million_tokens),
+                ("output", each.costs.per_million_output_tokens),
+            )
+            if cost is not None
+        ),
+    )
+    yield (
+        metrics.PREFILL_LEAN,
+        (((role,), lean) for role, each in by_role.items() if (lean := each.prefill_lean) is not None),
+    )

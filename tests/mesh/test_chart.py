@@ -227,6 +227,7 @@ def _choices(chance: random.Random) -> Iterator[tuple[str, Any]]:
         "monitoring": [True, False],
         "externalMetrics": [True, False],
         "externalMetricsSecret": ["metrics-tls"],
+        "scaleDeployments": [True, False],
         "runAsUser": [True, False],
         "poolsInMesh": [True, False],
         "istioRevision": ["canary"],

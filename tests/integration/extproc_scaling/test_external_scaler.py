@@ -211,3 +211,36 @@ async def test_where_a_pool_may_not_be_without_pods_a_request_is_refused_at_once
         )
         await mesh.eventually("/state?pool=llm/a", lambda state: bool(state.get("scale")))
         assert isinstance(await mesh.asked(pool="llm/a"), Refused)
+
+
+VARIANTS = [
+    {
+        "name": "large",
+        "selector": [{"name": "gpu", "value": "h100"}],
+        "podHourPrice": 4,
+        "minReplicas": 1,
+        "prefillTokensPerSecond": 9000,
+    }
+]
+
+
+async def test_a_variants_number_is_told_and_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with scaled_pools(tmp_path, both={"variants": VARIANTS}) as (mesh, keda, _pod):
+        await mesh.eventually("/state?pool=llm/a", lambda state: len(state["scale"][0]["variants"]) == 2)
+        value = fields((await keda.call("GetMetrics", field(1, ref(pool="a", variant="large"))))[1])
+        assert value[3] == 1.0
+        code, words = await keda.refusal("GetMetricSpec", ref(pool="a", variant="small"))
+        assert code is grpc.StatusCode.NOT_FOUND
+        assert words == "the role 'both' has no variant 'small': the policy's autoscale names large"
+
+
+async def test_the_plan_is_on_a_page_for_one_pool_and_for_all(tmp_path: Path) -> None:
+    async with scaled_pools(tmp_path) as (mesh, _, _pod):
+        (plan,) = await mesh.picker.get("/v1/plan?pool=llm/a&seconds=3600")
+        assert (plan["pool"], plan["of"]) == ("llm/a", "in 3600 s")
+        assert [role["role"] for role in plan["roles"]] == ["both"]
+        every = await mesh.picker.get("/v1/plan")
+        assert [(each["pool"], len(each["roles"])) for each in every] == [("llm/a", 1), ("llm/b", 0)]
+        refused = await mesh.picker.get("/v1/plan?seconds=-3")
+        assert refused == {"error": "seconds must be a number from 0 to 604800, not '-3'"}
+        assert "is not known here" in (await mesh.picker.get("/v1/plan?pool=llm/c"))["error"]

@@ -8,6 +8,7 @@ from bench.scaling.arms import HPA_KV, KVMESH, ORACLE, Hpa, Oracle, Seen, made
 from bench.scaling.loads import Request, requests
 from bench.scaling.plan import MIXES, Plan
 from bench.scaling.pods import Pod
+from bench.scaling.processes import Load as StepLoad
 from bench.scaling.run import Job, Run, play, rows_of
 from bench.scaling.world import World
 
@@ -47,7 +48,7 @@ def test_a_load_is_as_large_as_it_says() -> None:
 
 
 def test_a_run_can_be_repeated() -> None:
-    job = Job("long-prompts", "day", KVMESH, 0.0, PLAN)
+    job = Job("long-prompts", "day", KVMESH, 0.0, PLAN, 1)
     assert play(job) == play(job)
 
 
@@ -88,13 +89,39 @@ def test_kubernetes_autoscaler_leaves_small_differences_alone() -> None:
 
 
 def test_an_arms_best_run_is_the_cheapest_that_keeps_enough() -> None:
-    def run(arm: str, attainment: float, hours: float) -> Run:
-        return Run("m", "s", arm, 0.0, 1, attainment, attainment, attainment, hours, 1, 1)
+    def run(arm: str, attainment: float, hours: float, seed: int = 1) -> Run:
+        return Run("m", "s", arm, 0.0, seed, 1, attainment, attainment, attainment, hours, 1, 1)
 
     runs = [
         *(run(ORACLE, 0.99, 12.0), run(ORACLE, 0.96, 10.0), run(ORACLE, 0.90, 8.0)),
         *(run(KVMESH, 0.97, 11.0), run("hpa-kv", 0.8, 5.0), run("hpa-kv", 0.9, 20.0), run("hpa-queue", 0.995, 30.0)),
     ]
-    rows = {row.run.arm: row for row in rows_of(runs, "m", "s")}
+    rows = {row.arm: row for row in rows_of(runs, "m", "s")}
     assert (rows[KVMESH].of_oracle, rows[KVMESH].of_equal_oracle) == (1.1, round(11 / 12, 3))
-    assert (rows["hpa-kv"].run.attainment, rows["hpa-queue"].of_equal_oracle) == (0.9, None)
+    assert (rows["hpa-kv"].attainment, rows["hpa-queue"].of_equal_oracle) == (0.9, None)
+    more = [run(ORACLE, 0.96, 10.0, 2), run(KVMESH, 0.99, 13.0, 2)]
+    (line,) = [row for row in rows_of([*runs, *more], "m", "s") if row.arm == KVMESH]
+    assert (line.seeds, line.of_oracle, line.of_oracle_range) == (2, 1.2, (1.1, 1.3))
+    assert (line.attainment, line.attainment_range, line.of_equal_oracle) == (0.98, (0.97, 0.99), None)
+
+
+def test_the_trace_is_played_in_its_order_at_the_speed_of_the_shape() -> None:
+    mix = MIXES["mooncake"]
+    load = list(requests(mix, "step", replace(PLAN, seconds={"step": 3600.0}), seed=4))
+    middle = [request for request in load if 1200.0 <= request.at < 2400.0]
+    busy = sum(request.uncached_tokens for request in middle) / 8000.0 / 1200.0
+    assert busy == pytest.approx(0.75 * PLAN.peak, rel=0.05)
+    again = [request[1:] for request in load[:262]]
+    assert [request[1:] for request in load[262:524]] == again  # it is repeated
+    assert sum(request.uncached_tokens for request in load[:262]) / 262 == pytest.approx(mix.uncached_tokens, rel=0.01)
+    assert next(requests(mix, "step", PLAN, seed=5))[1:] != load[0][1:]
+
+
+def test_the_steps_of_real_processes_are_what_they_say() -> None:
+    load = StepLoad(steps=((60.0, 0.7), (600.0, 3.0), (60.0, 0.7)), warm_seconds=30.0, start_seconds=10.0)
+    arrivals = load.arrivals()
+    middle = sum(60.0 <= at < 660.0 for at in arrivals)
+    assert middle == pytest.approx(600.0 * 3.0 * 2000.0 / 600.0, rel=0.05)
+    assert arrivals == sorted(arrivals)
+    # one pod for 30 and for 60 seconds, four for 600, three of them started 10 seconds before
+    assert load.oracle_pod_seconds() == 30.0 + 60.0 + 4 * 600.0 + 3 * 10.0

@@ -11,6 +11,7 @@ MODES: dict[Mode, dict[str, Any]] = {Mode.GATEWAY: {}, Mode.SIDECAR: SIDECAR, Mo
 VARIANTS: dict[str, dict[str, Any]] = {
     "namespaced": {"scope": Scope.NAMESPACED, "root_namespace": "kvmesh-system"},
     "monitoring": {"monitoring": True},
+    "Deployments that are scaled": {"scale_deployments": True},
     "external redis": {
         "redis": RedisKind.EXTERNAL,
         "redis_url": "rediss+sentinel://sentinel.redis.svc:26379/mymaster/0",

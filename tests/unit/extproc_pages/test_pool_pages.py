@@ -78,7 +78,8 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
         quotas=SimpleNamespace(facts=lambda: {"quotas": 1}),
         telemetry=SimpleNamespace(slo=SimpleNamespace(attainment={"critical": KEPT}.get)),
         scale=SimpleNamespace(
-            signals={"both": Signal(role="both", wanted=3, told=2, ready=1, present=2, reason="so", shadow=True)}
+            acts=(),
+            signals={"both": Signal(role="both", wanted=3, told=2, ready=1, present=2, reason="so", shadow=True)},
         ),
     )
     return PoolPages(cast("Pool", pool))

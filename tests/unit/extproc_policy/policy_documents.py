@@ -86,7 +86,15 @@ spec:
     prefill:
       {minReplicas: 4, maxReplicas: 12, scaleUp: {queueRequests: 8, gpuUtilization: 0.8},
        scaleDown: {queueRequests: 2, gpuUtilization: 0.4}}
-    decode: {minReplicas: 8, maxReplicas: 24, scaleUp: {queueRequests: 16}, scaleDown: {queueRequests: 4}}
+    decode:
+      minReplicas: 8
+      maxReplicas: 24
+      scaleUp: {queueRequests: 16}
+      scaleDown: {queueRequests: 4}
+      variants:
+      - {name: h100, selector: [{name: gpu, value: h100}], podHourPrice: 4.5, minReplicas: 1, maxReplicas: 8,
+         startSeconds: 120, deployment: decode-h100, prefillTokensPerSecond: 9000, decodeTokensPerSecond: 3000}
+      - {name: l40s, selector: [{name: gpu, value: l40s}], podHourPrice: 1.5}
   models:
     onlyListed: true
     served:

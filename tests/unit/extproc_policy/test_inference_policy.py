@@ -156,8 +156,13 @@ def test_models_reach_the_picker_with_template_arguments_as_json_or_text() -> No
 def test_sections_are_kept_as_they_are_written() -> None:
     document = policy()
     fields = parse_inference_policy(document).fields
-    for name in ("failureMode", "hosts", "disaggregation", "autoscale"):
+    for name in ("failureMode", "hosts", "disaggregation"):
         assert fields[name] == document["spec"][name]
+    for role in ("both", "prefill"):
+        assert fields["autoscale"][role] == document["spec"]["autoscale"][role]
+
+
+VARIANT = {"name": "a", "selector": [{"name": "gpu", "value": "h100"}], "podHourPrice": 1}
 
 
 @pytest.mark.parametrize(
@@ -260,6 +265,18 @@ def test_a_policy_file_that_cannot_be_used_is_refused_with_what_to_do(document: 
         (
             {"autoscale": {"decode": {"minReplicas": 3, "maxReplicas": 2}}},
             "spec.autoscale.decode: minReplicas must not be above ",
+        ),
+        (
+            {"autoscale": {"both": {"variants": [{"name": "a", "selector": [], "podHourPrice": 1}]}}},
+            "spec.autoscale.both.variants[0].selector: selector needs a label at least: ",
+        ),
+        (
+            {"autoscale": {"both": {"deployment": "llama", "variants": [VARIANT]}}},
+            "spec.autoscale.both.deployment: with variants, deployment stands in each of them",
+        ),
+        (
+            {"autoscale": {"both": {"variants": [VARIANT, VARIANT]}}},
+            'spec.autoscale.both.variants[1]: "a" is already in spec.autoscale.both.variants[0]',
         ),
         ({"hosts": ["a.example.com"]}, "spec.hosts: hosts lead to one pool: "),
         (

@@ -42,7 +42,7 @@ def test_enums_are_the_words_of_the_code() -> None:
     assert spec_of("scoring", "strategy")["enum"] == list(Strategy)
     assert list(spec_of("scoring", "weights")["properties"]) == list(SCORERS)
     assert list(spec_of("prefixCache", "tierWeights")["properties"]) == list(TIER_WEIGHTS)
-    assert list(spec_of("autoscale")["properties"]) == [*Role, "shadow"]
+    assert list(spec_of("autoscale")["properties"]) == [*Role, "shadow", "act"]
     a_class = ("priorities", "classes", "[]")
     assert spec_of(*a_class, "tolerance")["enum"] == list(Tolerance)
     assert spec_of(*a_class, "order")["enum"] == list(Order)

@@ -6,6 +6,7 @@ from msgspec import structs
 
 from extproc.policy.mesh_policy import MeshPolicy
 from extproc.policy.model_tokens import NOT_SEEN, ModelTokens
+from extproc.policy.scale_problems import ScaleProblem
 from extproc.policy.status import Condition, Findings, conditions_of, is_written, shortened
 from kvmesh.documents.documents import DocumentKey, StatusUpdate, status_to_write
 from tests.unit.extproc_policy.mesh_documents import (
@@ -232,6 +233,25 @@ def test_policies_that_only_count_say_so_with_the_pools_and_who_has_put_them_int
     assert state.configs["a/yi"].policy.autoscale.shadow
     state = mesh.update(inference_policy("a/all", {"shadow": False}))
     assert "Shadow" not in told(state, "a/all")
+
+
+def test_deployments_that_are_not_scaled_are_named_by_the_policies_that_scale() -> None:
+    mesh = Mesh()
+    mesh.put(inference_pool("a/llama"))
+    mesh.put(
+        inference_policy("a/scaled", {"autoscale": {"both": {"deployment": "llama"}, "act": True}}),
+        inference_policy("a/other", fallbacks(1)),
+    )
+    problem = ScaleProblem(deployment="llama", reason="autoscaler-decides", message="HorizontalPodAutoscaler x has it")
+    state = mesh.policy.update(mesh.snapshot(), now=mesh.now, unscaled={"a/llama": (problem,)})
+    assert told(state, "a/scaled")["Scaled"] == (
+        "False AutoscalerDecides",
+        "Deployment a/llama: HorizontalPodAutoscaler x has it",
+    )
+    assert "Scaled" not in told(state, "a/other")
+    again = replace(problem, message="other words")
+    assert mesh.policy.update(mesh.snapshot(), now=mesh.now, unscaled={"a/llama": (again,)}).statuses == state.statuses
+    assert "Scaled" not in told(mesh.update(), "a/scaled")
 
 
 def test_a_message_is_never_longer_than_anybody_reads_and_names_few_fields_of_many() -> None:

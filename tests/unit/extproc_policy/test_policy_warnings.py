@@ -80,6 +80,11 @@ from tests.unit.extproc_policy.policy_documents import policy
             ],
         ),
         (
+            {"autoscale": {"both": {}, "act": True}},
+            ["spec.autoscale.act: no Deployment is named here: nothing is written unless another policy names one"],
+        ),
+        ({"autoscale": {"both": {"deployment": "llama"}, "act": True}}, []),
+        (
             {"disaggregation": {"rule": "votes"}},
             [
                 "spec.disaggregation.votes: are none, so that the rule leaves every prompt where it is decoded",

@@ -18,6 +18,7 @@ from extproc.pools.scale_looks import ScaleLooks, SeenPool
 from extproc.scaling.pool_scaling import PoolScaling
 from extproc.scaling.seen import PoolSeen, Signal
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
+from kvmesh.documents.pools import PoolEndpoint
 from kvmesh.metrics.registry import Registry
 
 POLICY, _ = pick_policy({"autoscale": {"both": {"maxReplicas": 8}}})
@@ -84,6 +85,25 @@ def test_a_pods_rate_is_the_policys_until_it_is_learned(desk: Desk) -> None:
     assert pod.tokens_per_second == pytest.approx(5000.0, rel=0.2)
 
 
+def test_a_pods_variant_is_the_first_of_its_role_whose_labels_it_has(desk: Desk) -> None:
+    variants = [
+        {"name": name, "podHourPrice": 1, "selector": {"gpu": gpu}} for name, gpu in (("quick", "h100"), ("slow", "l4"))
+    ]
+    policy, _ = pick_policy({"autoscale": {"both": {"variants": variants}}})
+    desk.looks.reconfigure(policy.autoscale)
+    endpoints = []
+    for number, gpu in enumerate(("h100", "l4", "tpu")):
+        address = f"p{number}:1"
+        desk.statuses.append(EndpointStatus(address=address, reachability=Reachability.READY, load=None))
+        endpoints.append(PoolEndpoint(address=address, labels={"gpu": gpu, "app": "llama"}))
+    desk.pool.config = replace(desk.pool.config, policy=policy, endpoints=tuple(endpoints))
+    assert [(pod.variant, pod.is_learned) for pod in desk.look().pods] == [
+        ("quick", False),
+        ("slow", False),
+        ("", False),
+    ]
+
+
 def test_what_waits_and_was_refused_is_of_this_picker(desk: Desk) -> None:
     for tokens in (100, 200):
         desk.pool.order.push(
@@ -131,3 +151,46 @@ def test_a_pool_that_is_gone_wants_nothing(desk: Desk) -> None:
     assert desk.looks.signals["both"].wanted == 1
     desk.looks.end()
     assert not desk.looks.signals
+
+
+def acting(desk: Desk, **autoscale: Any) -> list[tuple[str, str, str, int, bool]]:
+    """Look by this policy, and return what is to be written."""
+    policy, _ = pick_policy({"autoscale": autoscale})
+    desk.looks.reconfigure(policy.autoscale)
+    desk.pool.config = replace(desk.pool.config, policy=policy)
+    desk.look()
+    return [
+        (wish.namespace, wish.deployment, wish.variant, wish.replicas, wish.may_lower) for wish in desk.looks.wishes()
+    ]
+
+
+def test_numbers_are_to_be_written_only_where_the_policy_acts_and_names_a_deployment(desk: Desk) -> None:
+    desk.statuses.append(EndpointStatus(address="a:1", reachability=Reachability.READY, load=None))
+    both = {"deployment": "llama"}
+    assert acting(desk, both=both, act=True) == [("llm", "llama", "", 1, False)]  # nothing is known yet: not down
+    assert acting(desk, both=both) == []
+    assert acting(desk, both=both, act=True, shadow=True) == []
+    assert acting(desk, both={}, act=True) == []
+    variants = [
+        {"name": name, "podHourPrice": 1, "selector": {"gpu": name}, "minReplicas": least, **named}
+        for name, least, named in (("h100", 2, {"deployment": "quick"}), ("l4", 1, {}))
+    ]
+    assert acting(desk, both={"variants": variants}, act=True) == [("llm", "quick", "h100", 2, False)]
+
+
+def test_a_pool_of_flags_has_no_namespace_and_is_not_written(desk: Desk) -> None:
+    desk.pool.config = replace(desk.pool.config, name="")
+    assert acting(desk, both={"deployment": "llama"}, act=True) == []
+
+
+def test_a_plan_is_of_the_last_look(desk: Desk) -> None:
+    desk.statuses.append(EndpointStatus(address="a:1", reachability=Reachability.READY, load=None))
+    assert desk.looks.plan(seconds=0.0).roles == ()
+    desk.look()
+    plan = desk.looks.plan(seconds=60.0)
+    assert (plan.pool, plan.of, plan.currency, [role.role for role in plan.roles]) == (
+        "llm/a",
+        "in 60 s",
+        "USD",
+        ["both"],
+    )

@@ -20,6 +20,8 @@ class FluidPod:
 
     address: str
     role: str = "both"
+    variant: str = ""
+    speed: float = 1.0
     serves: bool = True
     computed: float = 0.0
     streams: float = 0.0
@@ -67,6 +69,9 @@ class FluidPool:
     refused_requests: float = 0.0
     refused_tokens: float = 0.0
     pickers: int = 1
+    by_the_clock: bool = False  # `now` is the time of day, too
+    look_seconds: float = LOOK_SECONDS
+    speeds: Mapping[str, float] = field(default_factory=dict)  # by variant
     wanted: list[int] = field(default_factory=list)  # at each look
     scaling: PoolScaling = field(init=False)
     _served_from: dict[str, float] = field(default_factory=dict)
@@ -76,17 +81,17 @@ class FluidPool:
         policies: dict[str, Any] = {self.role: self.policy}
         self.scaling = PoolScaling(Autoscale(**policies, shadow=self.shadow))
 
-    def add(self, count: int) -> "FluidPool":
+    def add(self, count: int, variant: str = "") -> "FluidPool":
         """Have so many pods more, which serve."""
         for _ in range(count):
-            self.pods.append(self._pod(serves=True))
+            self.pods.append(self._pod(serves=True, variant=variant))
         return self
 
     def run(self, seconds: float) -> Signal:
         """Let so much time go by, and return the last signal."""
         until = self.now + seconds
         while self.now < until - 1e-9:
-            self.now += LOOK_SECONDS
+            self.now += self.look_seconds
             self._work()
             self.look()
         return self.signal
@@ -96,7 +101,8 @@ class FluidPool:
         signals = self.scaling.look(self.seen(), now=self.now)
         self.wanted.append(signals[self.role].wanted)
         if self.start_seconds is not None:
-            self._follow(signals[self.role].told)
+            for variant in signals[self.role].variants:
+                self._follow(variant.name, variant.told)
         return signals
 
     @property
@@ -113,8 +119,9 @@ class FluidPool:
                     role=pod.role,
                     serves=pod.serves,
                     load=pod.load(self.now) if pod.serves else None,
-                    tokens_per_second=TOKENS_PER_SECOND,
-                    request_seconds=PROMPT_TOKENS / TOKENS_PER_SECOND,
+                    tokens_per_second=TOKENS_PER_SECOND * pod.speed,
+                    request_seconds=PROMPT_TOKENS / (TOKENS_PER_SECOND * pod.speed),
+                    variant=pod.variant,
                 )
                 for pod in self.pods
             ],
@@ -125,39 +132,48 @@ class FluidPool:
             refused_tokens=self.refused_tokens,
             ttft_seconds=self.ttft_seconds,
             inter_token_seconds=self.inter_token_seconds,
+            wall=self.now if self.by_the_clock else None,
         )
 
     def _work(self) -> None:
         serving = [pod for pod in self.pods if pod.serves]
         for pod in serving:
-            pod.waiting += self.rate(self.now) * LOOK_SECONDS / len(serving)
-            done = min(pod.waiting, TOKENS_PER_SECOND * LOOK_SECONDS)
+            pod.waiting += self.rate(self.now) * self.look_seconds * pod.speed / sum(each.speed for each in serving)
+            done = min(pod.waiting, TOKENS_PER_SECOND * pod.speed * self.look_seconds)
             pod.waiting -= done
             pod.computed += done
             pod.requests += done / PROMPT_TOKENS
-            self._generate(pod, done / PROMPT_TOKENS / LOOK_SECONDS)
+            self._generate(pod, done / PROMPT_TOKENS / self.look_seconds)
 
     def _generate(self, pod: FluidPod, requests_a_second: float) -> None:
         # Little's law: as many streams as come while one lasts, which depends on how many there are
         work = requests_a_second * self.output_each
         pod.streams = work * self.base_seconds / max(1.0 - work * self.seconds_a_stream, 0.05)
-        tokens = work * LOOK_SECONDS
+        tokens = work * self.look_seconds
         pod.generated += tokens
         pod.stream_seconds += tokens * (self.base_seconds + self.seconds_a_stream * pod.streams)
 
-    def _follow(self, told: int) -> None:
+    def count(self, variant: str) -> int:
+        """Return how many pods of a variant there are."""
+        return sum(pod.variant == variant for pod in self.pods)
+
+    def _follow(self, variant: str, told: int) -> None:
         for pod in self.pods:
             if not pod.serves and self.now >= self._served_from[pod.address]:
                 pod.serves = True
-        while len(self.pods) < told:
-            pod = self._pod(serves=False)
+        while self.count(variant) < told:
+            pod = self._pod(serves=False, variant=variant)
             self._served_from[pod.address] = self.now + (self.start_seconds or 0.0)
             self.pods.append(pod)
-        while len(self.pods) > told:
-            gone = self.pods.pop()
+        while self.count(variant) > told:
+            gone = next(pod for pod in reversed(self.pods) if pod.variant == variant)
+            self.pods.remove(gone)
             for pod in self.pods[:1]:
                 pod.waiting += gone.waiting
 
-    def _pod(self, *, serves: bool) -> FluidPod:
+    def _pod(self, *, serves: bool, variant: str = "") -> FluidPod:
         self._made += 1
-        return FluidPod(address=f"10.0.0.{self._made}:8000", role=self.role, serves=serves)
+        speed = self.speeds.get(variant, 1.0)
+        return FluidPod(
+            address=f"10.0.0.{self._made}:8000", role=self.role, serves=serves, variant=variant, speed=speed
+        )

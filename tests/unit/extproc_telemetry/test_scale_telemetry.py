@@ -1,7 +1,7 @@
 """Signals as metrics, and the tokens of classes that they are made from."""
 
 from extproc.policy.priority import DEFAULT_CLASSES
-from extproc.scaling.seen import Signal, State
+from extproc.scaling.seen import Costs, Signal, Source, State, VariantSignal
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.scale_telemetry import show_scale
 from kvmesh.metrics.registry import Registry
@@ -54,3 +54,43 @@ def test_refused_requests_count_as_their_classs_average() -> None:
     text = registry.text().decode()
     for part, tokens in (("uncached", 400), ("cached", 50), ("refused", 200)):
         assert f'kvmesh_class_prompt_tokens_total{{class="sheddable",part="{part}"}} {tokens}' in text
+
+
+def test_variants_capacity_and_costs_are_shown_where_they_are_known() -> None:
+    registry = Registry()
+    variant = VariantSignal(
+        name="h100",
+        wanted=2,
+        told=1,
+        ready=1,
+        present=1,
+        pod_hour_price=4.0,
+        prefill_tokens_per_second=9000.0,
+        decode_tokens_per_second=None,
+        source=Source.LEARNED,
+    )
+    costs = Costs(per_hour=4.0, per_million_tokens=0.5)
+    signal = Signal(
+        role="both",
+        wanted=2,
+        told=1,
+        ready=1,
+        present=1,
+        prefill_busy=3.0,
+        decode_busy=1.0,
+        variants=(variant,),
+        costs=costs,
+    )
+    show_scale(registry, lambda: {"both": signal})
+    text = registry.text().decode()
+    for line in (
+        'kvmesh_variant_wanted_replicas{role="both",variant="h100"} 2',
+        'kvmesh_variant_scale_to_replicas{role="both",variant="h100"} 1',
+        'kvmesh_pod_capacity_tokens_per_second{role="both",variant="h100",work="prefill"} 9000',
+        'kvmesh_pods_cost_per_hour{role="both"} 4',
+        'kvmesh_cost_per_million_tokens{role="both",tokens="all"} 0.5',
+        'kvmesh_prefill_lean_ratio{role="both"} 0.75',
+    ):
+        assert line in text
+    assert 'work="decode"' not in text.replace('kvmesh_busy_pods{role="both",work="decode"}', "")
+    assert 'tokens="output"' not in text
