@@ -145,7 +145,7 @@ def overload() -> str:
 
 
 def promise() -> str:
-    """Return what is kept of a promised time a token, and the share of least request's throughput, by load and arm."""
+    """Return what is kept of a promised inter-token time, and the share of least request's work, by load and arm."""
     head = [
         "",
         "token gap p50 / p95, ms",
@@ -178,7 +178,7 @@ def _newest_promise() -> list[Facts]:
         rows: list[Facts] = json.loads(path.read_text(encoding="utf-8")).get("promise", {}).get("rows", [])
         if rows:
             return rows
-    raise FileNotFoundError("bench/results has no result of overload with a promised time a token")
+    raise FileNotFoundError("bench/results has no result of overload with a promised inter-token time")
 
 
 def conserved() -> str:

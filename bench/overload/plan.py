@@ -27,7 +27,7 @@ class ClassLoad:
     steady_load: float  # of the tenant that keeps to its share, at every load
     flood_load: float  # of the other tenant at the lowest load
     flood_share: float  # of all that comes on top of the lowest load
-    inter_token_limit: float | None = None  # seconds: the promised mean time a token of an answer
+    inter_token_limit: float | None = None  # seconds: the promised mean inter-token time of an answer
 
 
 # important traffic does not grow with the rest: its latency can be compared over the loads, request by request
@@ -99,7 +99,7 @@ class Plan:
     obeying_share: float = 0.5  # of the clients of the sheddable class; all others obey
     most_attempts: int = 3
     patience_seconds: float = 15.0
-    limit_seconds: float = 1200.0  # start to end, with the part with a promised time a token
+    limit_seconds: float = 1200.0  # start to end, with the part with a promised inter-token time
 
     def seconds_at(self, load: float) -> float:
         """How long a load is played."""

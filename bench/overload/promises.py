@@ -1,4 +1,4 @@
-"""The part of the overload benchmark with a promised time a token: pods whose steps depend on what runs in them.
+"""The part of the overload benchmark with a promised inter-token time: pods whose steps depend on what runs in them.
 
 `run` and `virtual` play it after the others, with a plan of its own. The pods are an 8B model on an H200, scaled: there
 a step takes 5.4 ms, and 0.007 ms more for each sequence and 0.030 us for each token of context (measured); a cache of
@@ -83,7 +83,7 @@ QUICK_PROMISE_PLAN = replace(PROMISE_PLAN, loads=(3.0,), warm_seconds=4.0, secon
 
 
 def promise_policy(*, promised: bool) -> Mapping[str, Any]:
-    """The classes with targets scaled like the pods, with the promised time a token or without."""
+    """The classes with targets scaled like the pods, with the promised inter-token time or without."""
     classes = []
     for each in CLASSES:
         fields: dict[str, Any] = {
@@ -102,7 +102,7 @@ def promise_policy(*, promised: bool) -> Mapping[str, Any]:
 
 def promise_arms(plan: Plan) -> dict[str, OverloadArm]:
     """The arms by name."""
-    says = "critical answers are promised a time a token"
+    says = "critical answers are promised an inter-token time"
     return {
         PROMISED: OverloadArm(
             arm=picker_arm(PROMISED, policy=promise_policy(promised=True), says=says), loads=plan.loads
@@ -122,7 +122,7 @@ class PromiseRow(msgspec.Struct, frozen=True, kw_only=True):
     load: float
     class_name: str
     promised_ms: float
-    inter_token_p50: float  # milliseconds; of requests, their mean times a token
+    inter_token_p50: float  # milliseconds; of requests, their mean inter-token times
     inter_token_p95: float
     ttft_p95: float
     answered_share: float  # of the class
@@ -185,7 +185,7 @@ def promise_verdicts(rows: Sequence[PromiseRow]) -> list[Verdict]:
 def promise_table(rows: Sequence[PromiseRow]) -> Table:
     """The rows for a person."""
     table = table_of(
-        "a promised time a token: p95 of requests' means, on pods whose steps take longer with streams and context",
+        "a promised inter-token time: p95 of requests' means, on pods whose steps take longer with streams and context",
         *("load", "class", "promised\nms", "token gap\nms p50", "\np95", "kept", "TTFT ms\np95", "answered\n%"),
         *("prompt\ntokens/s", "of least\nrequest's %"),
     )

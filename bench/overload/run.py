@@ -1,8 +1,8 @@
 """Overload without collapse: `python -m bench.overload.run [--arms A,B] [--quick] [--out FILE]`.
 
 Plays 0.5 to 3 times what the simulated pods can do behind kvmesh with its priorities, behind kvmesh without them, and
-behind Envoy alone; then the part with a promised time a token (`promises`; `--only-promise`: that alone). Prints tables
-and whether the targets are met, and writes JSON, which docs/evidence/overload-benchmark.md explains.
+behind Envoy alone; then the part with a promised inter-token time (`promises`; `--only-promise`: that alone). Prints
+tables and whether the targets are met, and writes JSON, which docs/evidence/overload-benchmark.md explains.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--loads", help="times the capacity, as 0.5,3; default: what each arm usually gets")
     parser.add_argument(
-        "--no-promise", dest="promise", action="store_false", help="without the part with a promised time a token"
+        "--no-promise", dest="promise", action="store_false", help="without the part with a promised inter-token time"
     )
     parser.add_argument("--only-promise", action="store_true", help="that part alone")
     parser.add_argument("--kvmesh", type=Path, default=HERE, help="checkout to measure; default: this one")

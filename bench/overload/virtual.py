@@ -180,7 +180,7 @@ def _scenarios(plan: Plan, arm: OverloadArm, *, words: Sequence[str], falls: boo
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", help=f"of {', '.join(ARMS)}; default: {KVMESH}; with --promise all of its own")
-    parser.add_argument("--promise", action="store_true", help="the part with a promised time a token, by itself")
+    parser.add_argument("--promise", action="store_true", help="the part with a promised inter-token time, by itself")
     parser.add_argument("--loads", help="times the capacity, as 0.5,3; default: what each arm usually gets")
     parser.add_argument("--seeds", type=int, default=1, help="different loads, one after the other (default: 1)")
     parser.add_argument("--quick", action="store_true", help="few and short runs")

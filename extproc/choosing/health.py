@@ -116,7 +116,7 @@ class EndpointHealth:
 
 
 def slow_endpoints(inter_token_seconds: Mapping[str, float], *, policy: HealthPolicy) -> Mapping[str, str]:
-    """Return the endpoints whose time a token is an outlier (seconds by endpoint), and why, in a few words."""
+    """Return the endpoints whose inter-token time is an outlier (seconds by endpoint), and why, in a few words."""
     if len(inter_token_seconds) < 3:  # of two, it cannot be said which is odd
         return NONE_AVOIDED
     usual = median(inter_token_seconds.values())

@@ -1,4 +1,4 @@
-"""Whether one more stream on an endpoint would break a promised time a token: its own, or that of one that runs. Pure.
+"""Whether one more stream on an endpoint breaks a promised inter-token time: its own, or that of one that runs. Pure.
 
 `room` asks. The promises of a class that is more important or equally important are kept; those of less important
 classes give way where there is no other place, and their streams are not waited for.
@@ -30,7 +30,7 @@ class BrokenPromise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seconds_with(candidate: Candidate, load: EndpointLoad, streams: StreamPace, running_limit: float | None) -> float:
-    """Return the mean time a token at an endpoint with this report once it runs the request, too."""
+    """Return the mean inter-token time at an endpoint with this report once it runs the request, too."""
     running, opened = load.running_requests, candidate.open_requests
     active = running + load.waiting_requests + load.fetching_requests + candidate.booked_requests
     if opened > active:  # noqa: PLR1730  (a call costs more)
@@ -87,7 +87,7 @@ def broken_promise(
 def _seconds_without_others(
     candidate: Candidate, load: EndpointLoad, streams: StreamPace, promises: StreamPromises, priority: int
 ) -> float:
-    """Return the mean time a token with the request once all streams have ended that are less important.
+    """Return the mean inter-token time with the request once all streams have ended that are less important.
 
     These are all that are not known to be as important: streams with a promise alone are counted by class. They end
     whether the request waits or not, and while it runs there none of them comes after.
@@ -104,7 +104,7 @@ def is_out_of_reach(streams: StreamPace, promised_seconds: float) -> bool:
 
 
 def least_seconds(kept: Sequence[Candidate], estimates: LatencyEstimates) -> float:
-    """Return the time a token at the endpoint where it would be the shortest; 0 where none is known."""
+    """Return the inter-token time at the endpoint where it would be the shortest; 0 where none is known."""
     found = 0.0
     for candidate in kept:
         pace = estimates.pace(candidate.address)

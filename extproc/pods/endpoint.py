@@ -106,7 +106,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     filled_tokens: float = 0.0  # prompt tokens computed there of late: what has taken room in its cache
     trend: EndpointTrend = NO_TREND
     models: EndpointModels | None = None
-    promised: Mapping[str, int] = {}  # open streams there by class, of classes with a promised time a token
+    promised: Mapping[str, int] = {}  # open streams there by class, of classes with a promised inter-token time
     role: Role = Role.BOTH
     cordoned: bool = False  # the operator keeps new requests away
     unhealthy: str | None = None  # why it is avoided

@@ -13,7 +13,7 @@ from extproc.pods.step_times import StepTime
 from extproc.pods.stream_samples import StreamPace, StreamSamples
 from kvmesh.pods.pod_report import EndpointLoad
 
-SCALE_TOKENS = 4096.0  # a prompt of so many tokens teaches as much of the time a token as of the base
+SCALE_TOKENS = 4096.0  # a prompt of so many tokens teaches as much of the inter-token time as of the base
 PRIOR_WEIGHT = 0.05  # samples that the prior counts as
 FADING = 0.95  # of what was known, with each whole sample
 MOST_FACTOR = 4.0  # one sample counts as at most so many times more, or less, than expected

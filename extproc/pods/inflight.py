@@ -22,7 +22,7 @@ class Booking(msgspec.Struct, kw_only=True, eq=False):
     uncached_tokens: int = 0  # of its prompt, expected to be computed there
     context_tokens: int = 0  # of its prompt altogether
     queued_tokens: float = 0.0  # of the uncached ones, those not computed yet, by estimate
-    promised: str = ""  # its class, where that is promised a time a token
+    promised: str = ""  # its class, where that is promised an inter-token time
 
 
 NONE_PROMISED: Mapping[str, int] = {}
@@ -35,7 +35,7 @@ class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     uncached_tokens: float = 0.0  # expected not to be computed yet
     context_tokens: int = 0
     filled_tokens: float = 0.0  # computed there of late, open or not: what has filled its cache; fades
-    promised: Mapping[str, int] = NONE_PROMISED  # requests by class, of classes with a promised time a token
+    promised: Mapping[str, int] = NONE_PROMISED  # requests by class, of classes with a promised inter-token time
 
 
 NO_BOOKINGS = EndpointTotals()
@@ -80,7 +80,7 @@ class Bookings:
     ) -> Booking:
         """Count one more request on the endpoint; every booking must be released exactly once.
 
-        `promised`: its class, where that is promised a time a token.
+        `promised`: its class, where that is promised an inter-token time.
         """
         booking = Booking(
             endpoint=endpoint,

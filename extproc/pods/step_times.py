@@ -1,8 +1,8 @@
-"""What one more stream does to the time a token on a pod: learned from the pods' own counters, without training. Pure.
+"""What one more stream does to the inter-token time on a pod: learned from pods' own counters, without training. Pure.
 
 A step's time grows with the streams in it, with the context that they attend to, and with the prompt tokens that are
-computed beside them. `StepTimes` keeps sums over (streams, context, prompt tokens, mean time a token) of reports, in
-which old ones fade: `fit` solves for all three, `line` for the streams alone. Before the reports differ enough to show
+computed beside them. `StepTimes` keeps sums over (streams, context, prompt tokens, mean inter-token time) of reports,
+in which old ones fade: `fit` solves for all three, `line` for the streams alone. Before the reports differ enough to show
 what a stream costs, nothing is known.
 """
 
@@ -37,7 +37,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     most_context_tokens: float
 
     def seconds(self, *, streams: float, context_tokens: float, prompt_tokens: float = 0.0) -> float:
-        """Return the time a token with so much in a step; far beyond what was seen it is too short."""
+        """Return the inter-token time with so much in a step; far beyond what was seen it is too short."""
         return (
             self.alone_seconds
             + self.seconds_a_stream * min(streams, FAR * self.most_streams)
@@ -77,7 +77,7 @@ class StepTimes:
         context_tokens: float = 0.0,
         prompt_tokens: float = 0.0,
     ) -> None:
-        """Take what one pod has counted between two reports: its mean time a token while so many ran.
+        """Take what one pod has counted between two reports: its mean inter-token time while so many ran.
 
         `context_tokens` are those of all streams together, `prompt_tokens` those computed in a step. A sample that
         cannot be is left out.
@@ -174,7 +174,7 @@ class StepTimes:
         return min(most, FAR * max(self.most_running, 1.0))
 
     def seconds_at(self, streams: float) -> float | None:
-        """Return the time a token where so many run; None: unknown."""
+        """Return the inter-token time where so many run; None: unknown."""
         line = self.line()
         return None if line is None else line[0] + line[1] * streams
 

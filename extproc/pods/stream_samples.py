@@ -1,4 +1,4 @@
-"""What one endpoint's reports show of its streams: the time a token by what runs there, and preemptions. Pure.
+"""What one endpoint's reports show of its streams: the inter-token time by what runs there, and preemptions. Pure.
 
 `endpoint_samples` hands in each report; `latency_estimate` has the pool's fit, which stands in for what one pod has not
 shown. Windows of a second: a report counts a prompt as a whole when it begins, whose steps last longer.
@@ -30,7 +30,7 @@ class StreamPace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     alone_seconds: float  # of one stream that nothing is beside: no promise below it can be kept
 
     def seconds(self, streams: float, context_tokens: float) -> float:
-        """Return the mean time a token while so many streams with so much context run there."""
+        """Return the mean inter-token time while so many streams with so much context run there."""
         if streams > self.far_streams:  # noqa: PLR1730  (a call costs more)
             streams = self.far_streams
         if context_tokens > self.far_context_tokens:  # noqa: PLR1730
@@ -38,7 +38,7 @@ class StreamPace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.level_seconds + self.seconds_a_stream * streams + self.seconds_a_context_token * context_tokens
 
     def seconds_after(self, load: EndpointLoad) -> float:
-        """Return the time a token once one stream more runs beside those that were reported."""
+        """Return the inter-token time once one stream more runs beside those that were reported."""
         return self.seconds(load.unfinished_requests + 1.0, context_tokens(load))
 
 

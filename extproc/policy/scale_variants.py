@@ -44,7 +44,7 @@ class ScaleVariant(Section, frozen=True, kw_only=True):
         Amount | None, about("prompt tokens that a pod of it computes; counts until one of its pods has shown it")
     ] = None
     decode_tokens_per_second: Annotated[
-        Amount | None, about("tokens that it generates at the promised time a token; counts until seen, likewise")
+        Amount | None, about("tokens that it generates at the promised inter-token time; counts until seen, likewise")
     ] = None
 
 

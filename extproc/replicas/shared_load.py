@@ -17,7 +17,7 @@ class EndpointBookings(msgspec.Struct, frozen=True, array_like=True):
     requests: Count = 0
     uncached_tokens: Count = 0  # of prompts that the endpoint has still to compute
     context_tokens: Count = 0  # of all these requests: what decoding has to attend to
-    promised: Mapping[str, Count] = {}  # these requests by class, of classes with a promised time a token
+    promised: Mapping[str, Count] = {}  # these requests by class, of classes with a promised inter-token time
 
     def __add__(self, more: "EndpointBookings") -> "EndpointBookings":
         return EndpointBookings(

@@ -8,7 +8,7 @@ import msgspec
 from extproc.pods.step_times import StepTimes
 from extproc.scaling.seen import PodSeen, Source
 
-PROMISE_SHARE = 0.9  # of the promised time a token that is to be the mean: some streams are slower
+PROMISE_SHARE = 0.9  # of the promised inter-token time that is to be the mean: some streams are slower
 KV_SHARE = 0.9  # of a pod's cache that is to be used: beyond, streams are preempted
 
 
@@ -18,7 +18,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     prefill: float | None = None  # prompt tokens a second; None: not known
     request_seconds: float = 0.0  # that it takes for the average prompt
-    decode: float | None = None  # generated tokens a second at the promised time a token; None: not known
+    decode: float | None = None  # generated tokens a second at the promised inter-token time; None: not known
     streams: float | None = None  # that it runs within the promise
     stream_seconds: float | None = None  # of a token, with so many
     limit: str = ""  # what bounds the streams: "promise", "places" or "cache"
@@ -98,7 +98,7 @@ class Capacities:
     _variants: dict[str, _Variant] = field(default_factory=dict)
 
     def steps_of(self, variant: str) -> StepTimes:
-        """Return what is known of the time a token on this variant."""
+        """Return what is known of the inter-token time on this variant."""
         return self._variants.setdefault(variant, _Variant()).steps
 
     def note(self, told: Sequence[PodSeen]) -> None:
@@ -110,7 +110,7 @@ class Capacities:
             self._variants.setdefault(name, _Variant()).note(pods)
 
     def fade(self, seconds: float) -> None:
-        """Let what is known of the times a token count for less."""
+        """Let what is known of the inter-token times count for less."""
         for each in self._variants.values():
             each.steps.fade(seconds)
 

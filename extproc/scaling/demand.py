@@ -2,7 +2,7 @@
 
 The pods' counters are true for all pickers together. To what they have done comes what waits more than before, in pods
 and pickers, and what was refused: that is what has come. Prompts are counted in uncached tokens over a pod's rate,
-decoding in generated tokens over those that a pod generates at the promised time a token.
+decoding in generated tokens over those that a pod generates at the promised inter-token time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -197,7 +197,7 @@ def is_sane(load: EndpointLoad) -> bool:
 def _decode(output_rate: float, loads: dict[str, EndpointLoad], whole: float, unit: Capacity) -> float | None:
     """Return the pods that decoding keeps busy.
 
-    By generated tokens where the time a token is known as it depends on the streams: streams that run beside few
+    By generated tokens where the inter-token time is known as it depends on the streams: streams that run beside few
     others are quick and gone soon, and their number alone would say too little. Else by the streams, or by what is
     declared.
     """

@@ -68,7 +68,7 @@ class VariantSignal(msgspec.Struct, frozen=True, kw_only=True):
     present: int
     pod_hour_price: float | None  # None: the policy has none
     prefill_tokens_per_second: float | None
-    decode_tokens_per_second: float | None  # at the promised time a token
+    decode_tokens_per_second: float | None  # at the promised inter-token time
     source: Source
     streams: float | None = None  # that a pod runs within the promise
     request_seconds: float = 0.0  # that it takes for the average prompt

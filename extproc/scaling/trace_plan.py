@@ -192,7 +192,8 @@ def _lacking(role: PlannedRole, unit: PlannedVariant | None, demand: Demand) -> 
     if unit is None:
         return "it is not known what a pod computes in a second: give --pod, or ask a picker that has seen requests"
     if demand.output and not unit.decode_tokens_per_second and role.role != "prefill":
-        return "without decoding: it is not known what a pod generates at the promised time a token (--pod, decode=)"
+        words = "it is not known what a pod generates at the promised inter-token time"
+        return f"without decoding: {words} (--pod, decode=)"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What classes are promised of the time a token, as far as it decides where requests go. Pure.
+"""What classes are promised of the inter-token time, as far as it decides where requests go. Pure.
 
 Only what a class says itself (`classes[].interTokenSeconds`): what its tolerance stands for is a target that is
 counted, and no reason to keep requests away from a pod.
@@ -15,7 +15,7 @@ from extproc.policy.priority import PriorityPolicy
 class StreamPromises(msgspec.Struct, frozen=True, kw_only=True):
     """Of the classes of one pool."""
 
-    seconds: Mapping[str, float] = {}  # class -> promised mean time a token; classes without are left out
+    seconds: Mapping[str, float] = {}  # class -> promised mean inter-token time; classes without are left out
     priorities: Mapping[str, int] = {}  # of all classes
     tightest_seconds: float = inf  # of all classes
     highest_priority: int = -(2**31)

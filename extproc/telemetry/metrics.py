@@ -248,13 +248,13 @@ ENDPOINT_PACE = gauge(
 )
 ENDPOINT_STREAM = gauge(
     "kvmesh_endpoint_stream_seconds",
-    "What one more stream adds to the time a token at an endpoint, as learned from its reports.",
+    "What one more stream adds to the inter-token time at an endpoint, as learned from its reports.",
     "endpoint",
     over=Over.EACH,
 )
 ENDPOINT_NEXT_STREAM = gauge(
     "kvmesh_endpoint_next_stream_inter_token_seconds",
-    "Expected time a token at an endpoint once it runs one stream more, as learned from its reports.",
+    "Expected inter-token time at an endpoint once it runs one stream more, as learned from its reports.",
     "endpoint",
     over=Over.EACH,
 )

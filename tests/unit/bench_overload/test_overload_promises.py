@@ -1,4 +1,4 @@
-"""What a run shows of a promised time a token."""
+"""What a run shows of a promised inter-token time."""
 
 from dataclasses import replace
 from math import nan

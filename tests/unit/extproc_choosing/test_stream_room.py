@@ -1,4 +1,4 @@
-"""An endpoint is full for a class where one more stream would break a promised time a token."""
+"""An endpoint is full for a class where one more stream would break a promised inter-token time."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""A pick with classes that are promised a time a token: who waits, who goes where, and what is said of it."""
+"""A pick with classes that are promised an inter-token time: who waits, who goes where, and what is said of it."""
 
 import asyncio
 

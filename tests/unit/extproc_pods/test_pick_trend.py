@@ -1,4 +1,4 @@
-"""What two reports of one pod tell together: its prefill rate, its time a token, its memory traffic, a restart."""
+"""What two reports of one pod tell together: its prefill rate, its inter-token time, its memory traffic, a restart."""
 
 from typing import Any
 

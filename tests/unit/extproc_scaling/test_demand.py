@@ -77,7 +77,7 @@ def test_streams_are_bounded_by_what_the_cache_holds() -> None:
     found = work(after)
     assert found.streams == pytest.approx(20.0)
     assert found.limit == "cache"
-    assert found.decode == pytest.approx(0.5)  # nothing is known of the time a token: streams over streams
+    assert found.decode == pytest.approx(0.5)  # nothing is known of the inter-token time: streams over streams
     assert found.output_rate == 50.0
 
 
