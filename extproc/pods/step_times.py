@@ -2,8 +2,8 @@
 
 A step's time grows with the streams in it, with the context that they attend to, and with the prompt tokens that are
 computed beside them. `StepTimes` keeps sums over (streams, context, prompt tokens, mean inter-token time) of reports,
-in which old ones fade: `fit` solves for all three, `line` for the streams alone. Before the reports differ enough to show
-what a stream costs, nothing is known.
+in which old ones fade: `fit` solves for all three, `line` for the streams alone. Before the reports differ enough to
+show what a stream costs, nothing is known.
 """
 
 from collections.abc import Iterable
