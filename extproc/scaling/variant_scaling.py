@@ -73,11 +73,12 @@ def declared_of(policy: ScalePolicy, variant: str) -> Declared:
 
 
 def reference_of(policy: ScalePolicy, pods: Sequence[PodSeen], demand: RoleDemand) -> str:
-    """Return the variant that work is counted in: as before, or the first that serves, or that anything is known of."""
+    """Return the variant that work is counted in: as before, if anything is known of it; or the first that serves."""
     names = [each.name for each in policy.variants]
     if not names:
         return OTHERS
-    if demand.reference in names:
+    known = demand.capacities.of(demand.reference, declared=declared_of(policy, demand.reference), promise=None)
+    if demand.reference in names and known.prefill is not None:
         return demand.reference
     serving = {pod.variant for pod in pods if pod.serves}
     declared = [name for name in names if declared_of(policy, name).prefill is not None]

@@ -52,6 +52,15 @@ def test_a_variant_that_nobody_has_seen_and_nobody_declares_is_not_asked_for() -
     assert [each.source for each in signal.variants] == [Source.LEARNED, Source.UNKNOWN]
 
 
+def test_work_is_counted_in_pods_that_are_there_once_some_are() -> None:
+    pool = pool_of(SMALL, LARGE, busy=4.5, min_replicas=0)
+    pool.start_seconds = None
+    pool.run(60)  # without any pod, and nothing is declared
+    signal = pool.add(2, "large").run(300)
+    assert (signal.state, wanted(signal)) == (State.OK, {"small": 0, "large": 2})
+    assert "in large pods: prompts keep 1.5 pods busy" in signal.reason
+
+
 def test_one_pod_of_a_variant_is_enough_to_learn_what_it_does() -> None:
     pool = pool_of(SMALL, msgspec.structs.replace(LARGE, min_replicas=1)).add(6, "small")
     signal = pool.run(1800)
