@@ -28,10 +28,14 @@ class Holding:
     _patience: float = 1.0  # windows
     _regretted_at: float = float("-inf")
 
-    def settle(self, recommended: int, *, ready: int, now: float, window_seconds: float) -> tuple[int, str]:
-        """Return the number that is wanted, and in words why it is not the one that is recommended, if it is not."""
+    def settle(self, recommended: int, *, present: int, now: float, window_seconds: float) -> tuple[int, str]:
+        """Return the number that is wanted, and in words why it is not the one that is recommended, if it is not.
+
+        `present`: the pods that there are, starting ones too. The number begins with them: a picker that has just been
+        started must not take pods away that the one before has asked for.
+        """
         if self.wanted is None:
-            self.wanted = ready
+            self.wanted = present
         if self._since is None:
             self._since = now
         recent, usual_seconds = self._recent, window_seconds
@@ -66,10 +70,10 @@ class Holding:
         elif now - self._regretted_at > MOST_PATIENCE * window_seconds:
             self._patience = 1.0
 
-    def hold(self, least: int, *, ready: int) -> int:
+    def hold(self, least: int, *, present: int) -> int:
         """Return the number that is wanted while nothing can be recommended, which starts the window anew."""
         if self.wanted is None:
-            self.wanted = ready
+            self.wanted = present
         self.wanted = max(self.wanted, least)
         self._since = None
         self._recent.clear()

@@ -132,7 +132,7 @@ class PoolScaling:
         policy, kept = self._autoscale.by_role[role], self._roles[role]
         pods = [pod for pod in seen.pods if pod.role == role]
         variants = variant_pods(policy, pods, kept.demand, promise=seen.inter_token_seconds)
-        numbers = _held(policy, kept, variants, 1, ready=signal.ready)
+        numbers = _held(policy, kept, variants, 1)
         by_variant = variant_signals(policy, variants, numbers, shadow=signal.shadow)
         return msgspec.structs.replace(
             signal,
@@ -192,7 +192,7 @@ class PoolScaling:
         if need is None or work is None:
             # thresholds compare what is there now and need no history; without reports there is nothing to compare
             told = _thresholds(policy, pods, waiting, ready) if state is State.TOO_FEW_SAMPLES else _SILENT
-            numbers = _held(policy, kept, variants, max(least, told.pods(ready)), ready=ready)
+            numbers = _held(policy, kept, variants, max(least, told.pods(ready)))
             reason = f"{words}: the number stays{_threshold_words(told)}"
         else:
             told = _thresholds(policy, pods, waiting, ready)
@@ -353,15 +353,14 @@ def _need(
     return need, f"in {name} pods: "
 
 
-def _held(
-    policy: ScalePolicy, kept: RoleMemory, variants: Sequence[VariantPods], least: int, *, ready: int
-) -> Mapping[str, int]:
+def _held(policy: ScalePolicy, kept: RoleMemory, variants: Sequence[VariantPods], least: int) -> Mapping[str, int]:
     """Return the numbers by variant while nothing can be recommended: as they were, and `least` in all."""
     if policy.variants:
         kept.variants.bound(policy, variants)
         return kept.variants.hold(variants, _bounded(least, policy))
     kept.holding.bound(policy.min_replicas, policy.max_replicas)
-    return {OTHERS: _bounded(kept.holding.hold(least, ready=ready), policy)}
+    present = sum(each.present for each in variants)
+    return {OTHERS: _bounded(kept.holding.hold(least, present=present), policy)}
 
 
 def _settled(
@@ -384,7 +383,8 @@ def _settled(
     holding.bound(policy.min_replicas, policy.max_replicas)
     recommended = _recommended(need.pods, told, ready=ready, wanted=holding.wanted)
     bounded = _bounded(recommended, policy)
-    number, held_words = holding.settle(bounded, ready=ready, now=now, window_seconds=policy.stabilization_seconds)
+    present = sum(each.present for each in variants)
+    number, held_words = holding.settle(bounded, present=present, now=now, window_seconds=policy.stabilization_seconds)
     return {OTHERS: _bounded(number, policy)}, _joined(held_words, _limited(recommended, policy))
 
 

@@ -232,6 +232,7 @@ class VariantSet:
         """Return the numbers that are wanted, and why these, in words."""
         held = {offer.name: offer.held for offer in offers}
         ready = {each.name: each.ready for each in variants}
+        present = {each.name: each.present for each in variants}
         least = max(policy.min_replicas, told.pods(sum(ready.values())))
         choice, wished = self._choice(policy, offers, held, told, least=least)
         after = {name: min(ready[name], wished[name]) for name in wished}
@@ -247,7 +248,7 @@ class VariantSet:
         numbers = {}
         for name, holding in self._holdings.items():
             number, why = holding.settle(
-                wished[name], ready=ready[name], now=now, window_seconds=policy.stabilization_seconds
+                wished[name], present=present[name], now=now, window_seconds=policy.stabilization_seconds
             )
             numbers[name] = number
             words += [f"{name}: {why}"] if why else []
@@ -273,7 +274,7 @@ class VariantSet:
 
     def hold(self, variants: Sequence[VariantPods], least: int) -> dict[str, int]:
         """Return the numbers while nothing can be recommended: as before, `least` in all, the cheapest more."""
-        numbers = {name: holding.hold(0, ready=0) for name, holding in self._holdings.items()}
+        numbers = {name: holding.hold(0, present=0) for name, holding in self._holdings.items()}
         others = sum(each.present for each in variants if each.declared is None)
         named = [each for each in variants if each.declared is not None]
         for each in sorted(named, key=lambda each: (each.price / (each.prefill_pace or NEARLY), each.price, each.name)):
@@ -281,7 +282,7 @@ class VariantSet:
             lacks = least - others - sum(numbers.values())
             room = lacks if most is None else min(lacks, most - numbers[each.name])
             if room > 0:
-                numbers[each.name] = self._holdings[each.name].hold(numbers[each.name] + room, ready=0)
+                numbers[each.name] = self._holdings[each.name].hold(numbers[each.name] + room, present=0)
         return numbers
 
 

@@ -3,8 +3,8 @@
 from extproc.scaling.holding import Holding
 
 
-def settled(holding: Holding, recommended: int, *, now: float, ready: int = 4) -> int:
-    return holding.settle(recommended, ready=ready, now=now, window_seconds=300.0)[0]
+def settled(holding: Holding, recommended: int, *, now: float, present: int = 4) -> int:
+    return holding.settle(recommended, present=present, now=now, window_seconds=300.0)[0]
 
 
 def test_more_at_once_but_not_without_bounds() -> None:
@@ -26,21 +26,21 @@ def test_fewer_only_after_the_window_and_step_by_step() -> None:
 def test_no_lower_than_the_highest_of_the_window() -> None:
     holding = Holding()
     for at in range(0, 1200, 10):
-        number = settled(holding, 6 if at % 200 == 0 else 2, now=float(at), ready=6)
+        number = settled(holding, 6 if at % 200 == 0 else 2, now=float(at), present=6)
     assert number == 6
 
 
 def test_a_saw_tooth_does_not_swing() -> None:
     for period in (60, 120, 240):
         holding = Holding()
-        seen = [settled(holding, 3 + (at % period) * 6 // period, now=float(at), ready=8) for at in range(0, 3600, 2)]
+        seen = [settled(holding, 3 + (at % period) * 6 // period, now=float(at), present=8) for at in range(0, 3600, 2)]
         assert len(set(seen[period:])) == 1, period
 
 
 def test_while_nothing_is_known_the_number_stays_and_the_window_begins_anew() -> None:
     holding = Holding()
     settled(holding, 8, now=0.0)
-    assert holding.hold(0, ready=4) == 8
+    assert holding.hold(0, present=4) == 8
     assert settled(holding, 2, now=310.0) == 8
     assert settled(holding, 2, now=611.0) == 6
 

@@ -71,6 +71,13 @@ def test_before_there_are_samples_the_number_stays() -> None:
     assert signal.reason == "too few reports were seen to say what the load is: the number stays"
 
 
+def test_a_picker_that_has_just_been_started_takes_no_pods_away_that_still_start() -> None:
+    pool = FluidPool(rate=busy(9.0)).add(3)
+    pool.pods += [FluidPod(address=f"10.0.1.{at}:8000", serves=False) for at in range(4)]
+    signal = pool.run(6)
+    assert (signal.ready, signal.present, signal.told) == (3, 7, 7)
+
+
 def test_without_ready_pods_one_is_wanted_from_the_first_request_on() -> None:
     pool = FluidPool(policy=ScalePolicy(min_replicas=0))
     assert (pool.run(2).wanted, pool.signal.state) == (0, State.NO_READY_PODS)

@@ -46,6 +46,16 @@ def test_the_cheapest_set_replaces_what_is_there_and_nothing_goes_before_it_serv
     assert [pair[0] for pair in counts] == sorted((pair[0] for pair in counts), reverse=True)  # without coming back
 
 
+def test_a_request_that_waits_has_a_pod_of_the_cheapest_variant_wanted_at_once() -> None:
+    pool = pool_of(SMALL, DECLARED, min_replicas=0)
+    pool.start_seconds = None
+    pool.run(2)
+    assert pool.scaling.ask_for_one()
+    signal = pool.scaling.signals["both"]
+    assert (signal.wanted, signal.told) == (1, 1)
+    assert sum(wanted(signal).values()) == 1
+
+
 def test_a_variant_that_nobody_has_seen_and_nobody_declares_is_not_asked_for() -> None:
     signal = pool_of(SMALL, LARGE).add(6, "small").run(900)
     assert wanted(signal) == {"small": 6, "large": 0}
