@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from extproc.ext_proc.uploads import Uploads
 from extproc.quotas.shared_quotas import Quotas
 from extproc.records.access_log import RecordBuffer
-from extproc.telemetry import metrics
+from extproc.telemetry import metrics, scale_metrics
 from extproc.telemetry.tenant_telemetry import ANY, MOST_TENANTS
 from kvmesh.index.redis_reader import PrefixIndexReader
 from kvmesh.metrics.process_metrics import show_process
@@ -96,9 +96,9 @@ def show_external_metrics(registry: Registry, server: AskedApi) -> None:
     """Show whether the external-metrics API is served, and what was answered."""
     registry.read(
         lambda: (
-            (metrics.EXTERNAL_METRICS_SERVED, [((), server.is_listening)]),
+            (scale_metrics.EXTERNAL_METRICS_SERVED, [((), server.is_listening)]),
             (
-                metrics.EXTERNAL_METRICS_ANSWERS,
+                scale_metrics.EXTERNAL_METRICS_ANSWERS,
                 [((str(code),), count) for code, count in sorted(server.answers.items())],
             ),
         )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from extproc.scaling.seen import Signal, State
-from extproc.telemetry import metrics
+from extproc.telemetry import scale_metrics
 from kvmesh.metrics.registry import Reading, Registry
 
 
@@ -12,19 +12,19 @@ def show_scale(registry: Registry, signals: Callable[[], Mapping[str, Signal]]) 
 
     def read() -> Reading:
         by_role = signals()
-        yield metrics.WANTED_REPLICAS, (((role,), each.wanted) for role, each in by_role.items())
-        yield metrics.SCALE_TO_REPLICAS, (((role,), each.told) for role, each in by_role.items())
-        yield metrics.READY_REPLICAS, (((role,), each.ready) for role, each in by_role.items())
+        yield scale_metrics.WANTED_REPLICAS, (((role,), each.wanted) for role, each in by_role.items())
+        yield scale_metrics.SCALE_TO_REPLICAS, (((role,), each.told) for role, each in by_role.items())
+        yield scale_metrics.READY_REPLICAS, (((role,), each.ready) for role, each in by_role.items())
         yield (
-            metrics.SCALE_STATE,
+            scale_metrics.SCALE_STATE,
             (((role, state.value), each.state is state) for role, each in by_role.items() for state in State),
         )
         yield (
-            metrics.SATURATION,
+            scale_metrics.SATURATION,
             (((role,), each.saturation) for role, each in by_role.items() if each.saturation is not None),
         )
         yield (
-            metrics.BUSY_PODS,
+            scale_metrics.BUSY_PODS,
             (
                 ((role, work), busy)
                 for role, each in by_role.items()
@@ -32,9 +32,9 @@ def show_scale(registry: Registry, signals: Callable[[], Mapping[str, Signal]]) 
                 if busy is not None
             ),
         )
-        yield metrics.QUEUED_TOKENS, (((role,), each.queued_tokens) for role, each in by_role.items())
+        yield scale_metrics.QUEUED_TOKENS, (((role,), each.queued_tokens) for role, each in by_role.items())
         yield (
-            metrics.TOKEN_RATE,
+            scale_metrics.TOKEN_RATE,
             (
                 ((role, kind), rate)
                 for role, each in by_role.items()
@@ -53,10 +53,10 @@ def show_scale(registry: Registry, signals: Callable[[], Mapping[str, Signal]]) 
 
 def _variants(by_role: Mapping[str, Signal]) -> Reading:
     named = [(role, each) for role, signal in by_role.items() for each in signal.variants if each.name]
-    yield metrics.VARIANT_WANTED_REPLICAS, (((role, each.name), each.wanted) for role, each in named)
-    yield metrics.VARIANT_SCALE_TO_REPLICAS, (((role, each.name), each.told) for role, each in named)
+    yield scale_metrics.VARIANT_WANTED_REPLICAS, (((role, each.name), each.wanted) for role, each in named)
+    yield scale_metrics.VARIANT_SCALE_TO_REPLICAS, (((role, each.name), each.told) for role, each in named)
     yield (
-        metrics.POD_CAPACITY,
+        scale_metrics.POD_CAPACITY,
         (
             ((role, each.name, work), rate)
             for role, signal in by_role.items()
@@ -72,11 +72,11 @@ def _variants(by_role: Mapping[str, Signal]) -> Reading:
 
 def _costs(by_role: Mapping[str, Signal]) -> Reading:
     yield (
-        metrics.PODS_COST,
+        scale_metrics.PODS_COST,
         (((role,), cost) for role, each in by_role.items() if (cost := each.costs.per_hour) is not None),
     )
     yield (
-        metrics.TOKENS_COST,
+        scale_metrics.TOKENS_COST,
         (
             ((role, tokens), cost)
             for role, each in by_role.items()
@@ -88,6 +88,6 @@ def _costs(by_role: Mapping[str, Signal]) -> Reading:
         ),
     )
     yield (
-        metrics.PREFILL_LEAN,
+        scale_metrics.PREFILL_LEAN,
         (((role,), lean) for role, each in by_role.items() if (lean := each.prefill_lean) is not None),
     )
