@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from extproc.pods.endpoint import Ask, Candidate
 from extproc.policy.values import Scales
 
-BUSY_TOKENS = 64.0  # to be computed at an endpoint, from which it has work: fewer take no longer than a step does
-LEAST_BUSY_SHARE = 0.125  # of the endpoints, that are taken to have work
-
 
 def prefill_waits(candidates: Sequence[Candidate], *, scales: Scales) -> list[float]:
     """Return the tokens that each endpoint computes before it begins with this request's prompt.
@@ -40,29 +37,14 @@ def prefill_waits(candidates: Sequence[Candidate], *, scales: Scales) -> list[fl
 def prefill_costs(candidates: Sequence[Candidate], *, scales: Scales) -> list[float]:
     """Return for each endpoint that wait and the uncached rest of this prompt, in tokens.
 
-    The rest counts `_recompute_factor` times: waiting for a prefix that is being computed and computing it once more
-    elsewhere take the client equally long, but the second one takes the work from others.
+    The rest counts `scales.recompute_factor` times: waiting for a prefix that is being computed and computing it once
+    more elsewhere take the client equally long, but the second one takes the work from others.
     """
-    costs = prefill_waits(candidates, scales=scales)
-    factor = _recompute_factor(costs, scales=scales)
+    costs, factor = prefill_waits(candidates, scales=scales), scales.recompute_factor
     for i, candidate in enumerate(candidates):
         # a prompt that is cached as a whole has still one token to compute
         costs[i] += factor * max(candidate.prompt_tokens - candidate.saved_tokens, 1.0)
     return costs
-
-
-def _recompute_factor(waits: Sequence[float], *, scales: Scales) -> float:
-    """Return how many waiting tokens a computed one counts as: the more endpoints have work, the more it delays.
-
-    Where all stand idle it delays nobody, and an endpoint that begins at once is better than one that has work and
-    holds a short prefix that many share. It counts a little more even there: a burst with a new prefix would scatter
-    over a large and idle pool.
-    """
-    busy = 0
-    for wait in waits:
-        if wait > BUSY_TOKENS:
-            busy += 1
-    return 1.0 + (scales.recompute_factor - 1.0) * max(busy / len(waits), LEAST_BUSY_SHARE)
 
 
 def decode_loads(candidates: Sequence[Candidate], *, scales: Scales) -> list[float | None]:

@@ -111,12 +111,7 @@ class Scales(Section, frozen=True, kw_only=True):
     active_requests: Annotated[Amount, about("active-requests: the same")] = 8.0
     request_tokens: Annotated[AmountOrZero, about("decode-work: what a sequence costs besides its context")] = 512.0
     # a token that is computed also delays the requests behind it
-    recompute_factor: Annotated[
-        Amount,
-        about(
-            "prefill-work: waiting tokens that a computed one counts as where every pod has work; half where none has"
-        ),
-    ] = 3.0
+    recompute_factor: Annotated[Amount, about("prefill-work: waiting tokens that one computed token counts as")] = 2.0
     waiting_tokens: Annotated[
         AmountOrZero, about("prefill-work: least tokens that a reported waiting request counts as")
     ] = 512.0
