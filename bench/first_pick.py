@@ -5,13 +5,15 @@
 Redis, an indexer and four simulated pods run on; one pod holds a prompt of some 1,000 tokens. In each round a picker is
 started, asked as Envoy asks it, and killed by SIGKILL. A pick is right if it names the pod that holds the prompt: the
 new process has the tokenizer, the index and what the pods report. Steps that are done before the port is open are timed
-in processes of their own, in the same round. Wall time is what a mesh waits; CPU time is the same on a busy machine.
+in processes of their own, in the same round. Then one that was started with --respawn is killed as often, and asked
+until its successor picks. Wall time is what a mesh waits; CPU time is the same on a busy machine.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -54,6 +56,7 @@ STEPS: Mapping[str, str] = {
     "picker's modules": "from extproc.cli import build; build(['extproc']); import extproc.service",
 }
 FIRST_PICK = "first pick"
+RESPAWNED = "first pick, respawned"  # since the kill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,7 @@ class Start:
 
     moments: Mapping[str, Moment]  # by step, in their order; those of STEPS in processes that end there
     is_right: bool
+    is_right_respawned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +203,46 @@ def one_start(scene: Scene) -> Start:
     finally:
         process.kill()
         process.wait()
-    return Start(moments=moments, is_right=picked.split(",")[0] == scene.holder)
+    moments[RESPAWNED], again = one_respawn(scene)
+    return Start(
+        moments=moments,
+        is_right=picked.split(",")[0] == scene.holder,
+        is_right_respawned=again.split(",")[0] == scene.holder,
+    )
+
+
+def one_respawn(scene: Scene) -> tuple[Moment, str]:
+    """Kill a picker that is started again, and return when its successor picks, since the kill, and what."""
+    port = pick_free_port(host=HOST, avoid=set())
+    parent = subprocess.Popen([*scene.picker(port), "--respawn"])
+    try:
+        _first_pick(parent, port, scene)
+        child = _child_of(parent)
+        began = time.perf_counter()
+        os.kill(child, signal.SIGKILL)
+        while (successor := _child_of(parent)) in (child, 0):
+            time.sleep(POLL_SECONDS)
+        picked = _first_pick(parent, port, scene)
+        moment = Moment(wall_ms=1e3 * (time.perf_counter() - began), cpu_ms=process_cpu_ms(successor))
+    finally:
+        last = _child_of(parent)
+        parent.kill()
+        parent.wait()
+        if last:
+            os.kill(last, signal.SIGKILL)
+    return moment, picked
+
+
+def _child_of(parent: "subprocess.Popen[bytes]") -> int:
+    """Return the process that serves; 0: there is none now."""
+    return int(Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text(encoding="ascii").strip() or 0)
+
+
+def _first_pick(process: "subprocess.Popen[bytes]", port: int, scene: Scene) -> str:
+    _until_listening(process, port)
+    with grpc.insecure_channel(f"{HOST}:{port}") as channel:
+        _until_serving(channel)
+        return _pick(channel, scene.request)
 
 
 def _moment(code: str) -> Moment:
@@ -259,13 +302,18 @@ def medians(starts: Sequence[Start]) -> dict[str, dict[str, float]]:
 
 def table(starts: Sequence[Start]) -> str:
     """One line for each step: milliseconds since the process was started, and since the step before."""
-    lines, before = [f"{'done':18}{'ms':>8}{'':>8}{'CPU ms':>10}"], 0.0
+    lines, before = [f"{'done':24}{'ms':>8}{'':>8}{'CPU ms':>10}"], 0.0
     for step, at in medians(starts).items():
-        lines.append(f"{step:18}{at['wall_ms']:8.0f}{at['wall_ms'] - before:+8.0f}{at['cpu_ms']:10.0f}")
+        since = "" if step == RESPAWNED else f"{at['wall_ms'] - before:+.0f}"
+        lines.append(f"{step:24}{at['wall_ms']:8.0f}{since:>8}{at['cpu_ms']:10.0f}")
         before = at["wall_ms"]
-    firsts = sorted(each.moments[FIRST_PICK].wall_ms for each in starts)
-    right = sum(each.is_right for each in starts)
-    lines.append(f"first pick after {firsts[0]:.0f} to {firsts[-1]:.0f} ms, {right} of {len(starts)} right")
+    right = {
+        FIRST_PICK: sum(each.is_right for each in starts),
+        RESPAWNED: sum(each.is_right_respawned for each in starts),
+    }
+    for step, count in right.items():
+        firsts = sorted(each.moments[step].wall_ms for each in starts)
+        lines.append(f"{step} after {firsts[0]:.0f} to {firsts[-1]:.0f} ms, {count} of {len(starts)} right")
     return "\n".join(lines)
 
 
@@ -280,6 +328,8 @@ def result(starts: Sequence[Start], *, date: datetime) -> dict[str, Any]:
         "medians": medians(starts),
         "first_picks_ms": [round(each.moments[FIRST_PICK].wall_ms, 1) for each in starts],
         "right": sum(each.is_right for each in starts),
+        "respawned_first_picks_ms": [round(each.moments[RESPAWNED].wall_ms, 1) for each in starts],
+        "respawned_right": sum(each.is_right_respawned for each in starts),
     }
 
 

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from extproc.errors import ConfigError, first_error
@@ -232,6 +233,15 @@ def static_config(settings: PickerSettings) -> PoolConfig:
         sample_share=settings.policy.observability.sample_share,
         failure_mode=settings.policy_fields.get("failureMode", FAIL_CLOSE),
     )
+
+
+def load_ahead(settings: PickerSettings) -> None:
+    """Load the modules that a picker loads when it comes to need them; for a process that forks pickers."""
+    for module in ("uvloop", "extproc.prompts.engines", "extproc.pages.admin_site"):
+        import_module(module)
+    if settings.follows_mesh:
+        for module in ("extproc.pools.mesh", "kvmesh.documents.sources"):
+            import_module(module)
 
 
 async def serve(settings: PickerSettings, *, stop: asyncio.Event, source: DocumentSource | None = None) -> None:

@@ -108,6 +108,7 @@ def _picker_deployment(plan: InstallPlan) -> Document:
         "admin_port": str(PICKER_ADMIN_PORT),
         "steering": plan_wiring(plan).steering.value,
         "drain_seconds": str(plan.drain_seconds),
+        "respawn": "true",
         "root_namespace": plan.root_namespace,
     }
     if plan.mode is Mode.INFERENCE_POOL:

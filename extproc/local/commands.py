@@ -47,11 +47,17 @@ def up(context: typer.Context, settings: StackSettings) -> None:
 def run_picker(settings: PickerSettings, policy: PolicyFlags) -> None:
     """Run the endpoint picker: Envoy's ext_proc service."""
     with collector_at_rest():
-        from extproc.service import serve
+        from extproc.service import load_ahead, serve
 
     if not settings.endpoints and not settings.follows_mesh:
         raise ConfigError("no pods: give --endpoints, --kubernetes, or --policies with a folder of documents")
     declared = policy.added_to(settings)
+    if settings.respawn:
+        from extproc.local.respawn import fork_until_it_ends
+
+        with collector_at_rest():
+            load_ahead(declared)
+        fork_until_it_ends()
     _run(lambda stop: serve(declared, stop=stop))
 
 

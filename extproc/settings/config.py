@@ -125,6 +125,11 @@ class PickerSettings:
         "no refusalStatus. Default: 503.",
     )
     drain_seconds: float = setting(5, "Seconds to go on serving, as not ready, after the signal to stop.", least=0)
+    respawn: bool = setting(
+        False,
+        "Start the picker again at once when it dies, from a process that has loaded its modules. More than five "
+        "deaths in a minute end that one, too.",
+    )
     otlp_endpoint: str | None = setting(
         None, "OTLP/HTTP address for traces (JSON), like http://127.0.0.1:4318/v1/traces. Default: no traces."
     )
