@@ -58,11 +58,11 @@ def fork_until_it_ends(*, clock: Callable[[], float] = time.monotonic) -> None:
 
 
 def _begin(parent: int) -> None:
-    """Be an ordinary process, but for one thing: end when the parent does."""
-    ctypes.CDLL(None).prctl(ENDS_WITH_PARENT, signal.SIGTERM)
+    """Be an ordinary process that ends when its parent does, as all of a container ends with its first one."""
+    ctypes.CDLL(None).prctl(ENDS_WITH_PARENT, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {*FORWARDED, signal.SIGCHLD})
     if os.getppid() != parent:  # it ended before it was asked for that
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _ended(child: int) -> tuple[int, bool]:
