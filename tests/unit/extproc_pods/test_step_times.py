@@ -1,7 +1,10 @@
 """What one more stream costs is learned from reports that differ."""
 
+import json
 import random
 from math import isfinite
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.pods.step_times import StepTimes
+
+GPU_STEPS = Path(__file__).parents[3] / "bench/results/2026-11-26-gpu-steps.json"
 
 
 def learned(*running: float, alone: float = 0.01, slope: float = 0.0005) -> StepTimes:
@@ -134,3 +139,24 @@ def test_the_sum_of_pods_is_one_that_has_seen_all() -> None:
     whole = StepTimes.sum_of((one, other)).fit(None)
     assert whole is not None
     assert whole.seconds(streams=30, context_tokens=45_000) == pytest.approx(pod_time(30, 45_000, 0), rel=0.05)
+
+
+def test_the_fit_follows_the_steps_of_a_real_gpu() -> None:
+    """Recorded by bench/gpu_steps.py on an H200: decode steps of eight streams and more, and prompts beside them."""
+    recorded = json.loads(GPU_STEPS.read_text(encoding="utf-8"))
+    steps = [each for each in recorded["decode"] if each["sequences"] >= 8 and each["context"] <= 8192]
+    steps += [each for each in recorded["mixed"] if each["tokens"]]
+    times = StepTimes()
+    for step in steps:
+        times.add(tokens=1000.0, **_in_step(step), seconds_a_token=step["ms"] / 1e3, running=step["sequences"])
+    found = times.fit(None)
+    assert found is not None
+    errors = [
+        abs(1e3 * found.seconds(streams=step["sequences"], **_in_step(step)) / step["ms"] - 1.0) for step in steps
+    ]
+    assert sum(errors) / len(errors) < 0.06
+    assert max(errors) < 0.19
+
+
+def _in_step(step: dict[str, Any]) -> dict[str, float]:
+    return {"context_tokens": step["sequences"] * step["context"], "prompt_tokens": step.get("tokens", 0.0)}
