@@ -61,7 +61,8 @@ def build(words: Sequence[str] = ()) -> Any:
     for command in commands:
         command.context_settings["auto_envvar_prefix"] = ENVIRONMENT_PREFIX.rstrip("_")
         command.params.extend(shared)
-    read_plainly([root, *commands])
+    root.context_settings["help_option_names"] = ["-h", "--help"]  # and of all commands below it
+    read_plainly(root, commands)
     known = SettingNames(_names(commands), are_all=role is None)
     _refuse_unknown_variables(os.environ, known=known)
     root.context_settings["obj"] = known
@@ -90,13 +91,14 @@ class SettingNames:
 
 def _tree(role: str | None) -> Any:
     """Return the commands, with a role those of its package alone."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, help=HELP, rich_markup_mode=None)
+    app = typer.Typer(no_args_is_help=True, add_completion=role is None, help=HELP, rich_markup_mode=None)
     groups: dict[str, Any] = {}
     for package in [import_module(ROLES[role]).app] if role is not None else _packages():
         app.registered_commands.extend(package.registered_commands)
         for group in package.registered_groups:
             _add_group(app, groups, group)
     app.command("version")(print_version)
+    app.callback()(_of_no_command)
     return typer.main.get_command(app)
 
 
@@ -125,6 +127,21 @@ def _leaves(command: Any) -> list[Any]:
     if not hasattr(command, "commands"):
         return [command]
     return [leaf for inner in command.commands.values() for leaf in _leaves(inner)]
+
+
+def _of_no_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=lambda asked: asked and _end_with_version(), help="As `version`."
+        ),
+    ] = False,
+) -> None: ...
+
+
+def _end_with_version() -> None:
+    print_version()
+    raise typer.Exit
 
 
 def print_version() -> None:

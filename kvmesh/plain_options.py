@@ -17,9 +17,12 @@ INT = re.compile(r"-?[0-9]{1,18}")
 FLOAT = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
-def read_plainly(commands: Iterable[Any]) -> None:
+def read_plainly(root: Any, commands: Iterable[Any]) -> None:
     """Have the options of commands of typer's read so, as far as they are of a type that is known here."""
-    options = [each for command in commands for each in command.get_params(typer.Context(command))]  # and `--help`
+    above = typer.Context(root, **root.context_settings)
+    options = root.get_params(above)  # and `--help`
+    for command in commands:
+        options += command.get_params(typer.Context(command, parent=above))
     for option in {id(each): each for each in options}.values():  # some are shared
         kind, declared = option.type_descriptor.annotation, option.type_descriptor.parameter_info
         if option.nargs == 1 and not getattr(option, "multiple", False) and declared.parser is None:

@@ -25,8 +25,8 @@ ENTRIES = 500  # of a stream that are read at once
 LONGEST_LINE = 1 << 20
 
 app = typer.Typer(add_completion=False)
-audit = typer.Typer(help="Check and read what pickers have written of their requests (docs/guides/audit.md).")
-app.add_typer(audit, name="audit")
+audit = typer.Typer()
+app.add_typer(audit, name="audit", help="Check and read what pickers have written of their requests.")
 
 
 @audit.command("verify")

@@ -75,7 +75,7 @@ def answer(reader: Any, *words: str) -> Any:
 )
 def test_what_is_read_plainly_is_what_typer_reads(words: str) -> None:
     plain, usual = command(), command()
-    read_plainly([plain])
+    read_plainly(plain, ())
     assert answer(plain, *words.split()) == answer(usual, *words.split())
 
 
