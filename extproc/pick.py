@@ -219,7 +219,7 @@ async def _seat(prepared: Prepared, pool: PoolRuntime, pending: PendingPick) -> 
     def attempt(seen: Snapshot, ceiling: float | None) -> BookedExchange | None:
         found = choose(pool.view, prepared.query, seen, ceiling=ceiling)
         if isinstance(found, Full):
-            pool.no_room(found, prepared.asked, seen)
+            pool.no_room(found, prepared.asked, seen, pending)
             return None
         prefill = plan_of(prepared, found, pool.view, ceiling=ceiling, races=pool.races)
         withheld = (*prepared.withheld, *load, *withheld_offload(prefill))

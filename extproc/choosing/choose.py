@@ -124,12 +124,14 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: Snapshot
     needed_room: bool  # only endpoints with room were chosen from
     warm_wait: WarmWait | None = None
+    by_promise: bool = False  # a promised inter-token time has kept it from an endpoint
 
 
 class Full(msgspec.Struct, frozen=True, kw_only=True):
     """No endpoint has room for the request now."""
 
     opens_in_seconds: float | None  # where time alone makes room; None: an event has to
+    by_promise: bool = False  # at one of them a promised inter-token time is in the way
 
 
 def look(view: PoolView, query: Query, *, now: float, others: Mapping[str, EndpointBookings] | None = None) -> Snapshot:
@@ -174,14 +176,17 @@ def choose(view: PoolView, query: Query, snapshot: Snapshot, *, ceiling: float |
     """
     places, rejected = snapshot.kept, snapshot.rejected
     reserve: Sequence[str] = ()
+    by_promise = False
     if ceiling is not None:
         rooms = rooms_in(view, snapshot, ceiling=ceiling)
         has_place = places_of(rooms)
         free = [candidate for candidate, has in zip(places, has_place, strict=True) if has]
         if not free:
             opens_in = [room.opens_in_seconds for room in rooms if room.opens_in_seconds is not None]
-            return Full(opens_in_seconds=min(opens_in, default=None))
+            by_promise = any(room.by_promise for room in rooms)
+            return Full(opens_in_seconds=min(opens_in, default=None), by_promise=by_promise)
         if len(free) < len(places):
+            by_promise = any(room.by_promise and not has for room, has in zip(rooms, has_place, strict=True))
             places, rejected, reserve = _with_room(view, snapshot, rooms, has_place)
     kept, warm_wait = copy_of_hot_prefix(places, query.prompts, hot=view.hot, policy=view.policy, now=snapshot.at)
     decision = decide(
@@ -198,7 +203,13 @@ def choose(view: PoolView, query: Query, snapshot: Snapshot, *, ceiling: float |
     # other scorers may have had their way
     if warm_wait is not None and warm_wait.hot is not None and decision.endpoints[0] == warm_wait.endpoint:
         decision = msgspec.structs.replace(decision, notes=(*decision.notes, warm_wait.words))
-    return Choice(decision=decision, snapshot=snapshot, needed_room=ceiling is not None, warm_wait=warm_wait)
+    return Choice(
+        decision=decision,
+        snapshot=snapshot,
+        needed_room=ceiling is not None,
+        warm_wait=warm_wait,
+        by_promise=by_promise,
+    )
 
 
 def rooms_in(view: PoolView, snapshot: Snapshot, *, ceiling: float) -> Sequence[Room]:

@@ -30,6 +30,7 @@ class Room(msgspec.Struct, frozen=True, gc=False):
     opens_in_seconds: float | None = None  # where time alone makes room; None: there is room, or an event has to
     by_backlog: bool = False  # prompts that are to be computed there are all that makes it full
     yields: bool = False  # promises, or streams, of less important classes are all that makes it full
+    by_promise: bool = False  # one more stream there would break a promised inter-token time
 
 
 EMPTY = Room(0.0)
@@ -103,7 +104,7 @@ def room(
     if promises.seconds and (found.fill < 1.0 or found.by_backlog) and found is not EMPTY:
         broken = broken_promise(candidate, pace, class_name=class_name, promises=promises)
         if broken is not None:
-            return Room(broken.fill, broken.why, yields=broken.yields and found.fill < 1.0)
+            return Room(broken.fill, broken.why, yields=broken.yields and found.fill < 1.0, by_promise=True)
     return found
 
 

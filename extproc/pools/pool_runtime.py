@@ -63,7 +63,10 @@ FAILED_OPEN = "failed-open"  # an outcome: sent without a decision
 class PendingPick:
     """One pick that is under way, and what is to be noted or given back when it ends."""
 
-    __slots__ = ("arrived_at", "asked", "facts", "phases", "prefill", "prepared", "queued_seconds", "quota", "trace")
+    __slots__ = (
+        *("arrived_at", "asked", "facts", "is_held", "phases", "prefill", "prepared", "queued_seconds", "quota"),
+        "trace",
+    )
 
     def __init__(self, facts: RequestFacts, trace: RequestTrace | None = None, *, arrived_at: float = 0.0) -> None:
         self.facts = facts
@@ -74,6 +77,7 @@ class PendingPick:
         self.quota: QuotaAsk | None = None  # what is asked of its tenant's quota
         self.prefill: PrefillWork | None = None  # what is left to do once it is booked; None: nothing
         self.queued_seconds: float | None = None  # None: it did not wait for room
+        self.is_held = False  # a promised inter-token time has kept it from an endpoint, which is counted
         self.phases: dict[str, float] = {}  # parse, tokenize, lookup, decide: seconds
 
     def phase(self, name: str, seconds: float) -> None:
@@ -152,6 +156,8 @@ class PoolRuntime:
         label = self._label(resolved)
         # before the booking, as all that may fail: it would not be released
         self._count_admitted(picked.choice, asked)
+        if picked.choice.by_promise:
+            self._count_held(pending, asked, has_room=True)
         if picked.withheld:
             self.telemetry.shadow.withheld(asked.request_class.class_name, picked.withheld)
         if picked.prefill is not None and picked.prefill.race is not None:
@@ -214,9 +220,11 @@ class PoolRuntime:
         statuses = self.view.endpoints.snapshot(now=self.clock())
         return any(each.address == endpoint and each.reachability in (READY, UNKNOWN) for each in statuses)
 
-    def no_room(self, found: Full, asked: AskedRequest, snapshot: Snapshot) -> None:
+    def no_room(self, found: Full, asked: AskedRequest, snapshot: Snapshot, pending: PendingPick) -> None:
         """Note that a request has found every endpoint full."""
         now = snapshot.at
+        if found.by_promise and not self.view.policy.shadow:  # there it is sent on all the same
+            self._count_held(pending, asked, has_room=False)
         self.pressure.saw(asked.request_class, snapshot.kept, pool=asked.pool, has_room=False, now=now)
         if found.opens_in_seconds is not None:
             self.full(now + found.opens_in_seconds)
@@ -263,6 +271,11 @@ class PoolRuntime:
             pending.queued_seconds = refusal.waited_seconds
         elif self.first_pod is not None and pending.asked is not None and self.first_pod.would_be_due():
             self.telemetry.shadow.left_to_wait(pending.asked.request_class.class_name, FIRST_POD)
+
+    def _count_held(self, pending: PendingPick, asked: AskedRequest, *, has_room: bool) -> None:
+        if not pending.is_held:
+            pending.is_held = True
+            self.overload.held_by_promise(asked.request_class.class_name, has_room=has_room)
 
     def _count_admitted(self, choice: Choice, asked: AskedRequest) -> None:
         decision, snapshot, request_class = choice.decision, choice.snapshot, asked.request_class

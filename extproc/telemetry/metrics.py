@@ -376,6 +376,13 @@ QUEUE_WAITS = histogram(
     "class",
     bounds=QUEUE_SECONDS,
 )
+PROMISE_HELD = counter(
+    "kvmesh_inter_token_held_picks_total",
+    "Picks that a promised inter-token time has kept from an endpoint, each once, by class and how: elsewhere (another "
+    "endpoint had room), or no-room (none had when it was looked for).",
+    "class",
+    "how",
+)
 FIRST_POD_WAITING = gauge(
     "kvmesh_first_pod_waiting_requests", "Requests that wait for the first pod of a pool without a ready one.", "class"
 )

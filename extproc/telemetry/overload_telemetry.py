@@ -16,6 +16,7 @@ from kvmesh.metrics.registry import Reading, Registry, Rows
 log = logging.getLogger(__name__)
 
 UNCACHED, CACHED, REFUSED = "uncached", "cached", "refused"  # parts of the prompts' tokens
+ELSEWHERE, NO_ROOM = "elsewhere", "no-room"  # what a promised inter-token time makes of a pick
 
 
 class OverloadTelemetry:
@@ -37,6 +38,7 @@ class OverloadTelemetry:
         self._shed = registry.values(metrics.SHED)
         self._left = registry.values(metrics.QUEUE_LEFT)
         self._waits = registry.histograms(metrics.QUEUE_WAITS)
+        self._held = registry.values(metrics.PROMISE_HELD)
         self._step_changes = registry.values(metrics.STEP_CHANGES)
         self._ignored = registry.values(metrics.IGNORED_OBJECTIVES)
         self._tokens = registry.values(metrics.CLASS_PROMPT_TOKENS)
@@ -56,6 +58,8 @@ class OverloadTelemetry:
         for name, each in classes.items():
             self._admitted.of(name)  # shown before the first request
             self._waits.of(name)
+            for how in (ELSEWHERE, NO_ROOM):
+                self._held.of(name, how)
             targets = each.targets
             self._targets.of(name).value = targets.ttft_seconds
             self._inter_token_targets.of(name).value = targets.inter_token_seconds
@@ -104,6 +108,10 @@ class OverloadTelemetry:
         self.refused_requests += 1
         self.refused_tokens += tokens
         self._tenants.shed(tenant, class_name)
+
+    def held_by_promise(self, class_name: str, *, has_room: bool) -> None:
+        """Count a pick that a promised inter-token time kept from an endpoint; `has_room`: another one had room."""
+        self._held.of(class_name, ELSEWHERE if has_room else NO_ROOM).value += 1
 
     def found_no_pod(self) -> None:
         """Note a request that no pod was there for: one is wanted."""

@@ -33,6 +33,12 @@ UNREAD = "unread"  # likewise, and nobody makes tokens for it
 SHORTEST_SECONDS = 0.01
 LONG_WORDS, LONG_TOKENS = 400, 1000  # of prompts that prefill pods compute, and no others
 CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+VARIANT = {  # no pod is of it: it is a choice by what it says itself
+    "name": "l40s",
+    "selector": [{"name": "gpu", "value": "l40s"}],
+    "podHourPrice": 1.1,
+    "prefillTokensPerSecond": 3000,
+}
 SETTINGS: dict[str, Any] = {
     "scrape_interval_ms": 100,
     "index_timeout_ms": 500,  # on a busy machine answers of Redis would be late without any trouble
@@ -43,8 +49,8 @@ SETTINGS: dict[str, Any] = {
         "load": {"health": {"leastRequests": 1_000_000}},
         "disaggregation": {"enabled": True, "rule": "thresholds", "promptTokens": LONG_TOKENS},
         "autoscale": {
-            "both": {"minReplicas": 1, "maxReplicas": 8},
-            "prefill": {"minReplicas": 1, "maxReplicas": 8},
+            "both": {"minReplicas": 1, "maxReplicas": 8, "podHourPrice": 2.5},
+            "prefill": {"minReplicas": 1, "maxReplicas": 8, "variants": [VARIANT]},
         },
         "observability": {"gpuHourPrice": 2.5, "currency": "EUR"},
         "quotas": [

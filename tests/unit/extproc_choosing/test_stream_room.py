@@ -109,6 +109,7 @@ def test_the_reason_names_the_promise() -> None:
     assert room.why.startswith("inter-token-promise: ")
     assert room.why.endswith(" ms a token with one more stream, 30 ms are promised to class 'chat'")
     assert (room.fill > 1.0, room.opens_in_seconds, room.by_backlog, room.yields) == (True, None, False, False)
+    assert room.by_promise
 
 
 def test_a_less_important_class_breaks_no_promise_of_a_stream_that_runs_there() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from extproc.choosing.stream_room import UNLEARNED
 from extproc.pick import explain, pick
 from extproc.pods.endpoint import EndpointStatus
@@ -10,6 +12,7 @@ from extproc.policy.values import PickPolicy
 from extproc.pools.pool_runtime import PoolRuntime
 from extproc.prefixes.prompt_match import IndexHits
 from extproc.replicas.shared_load import EndpointBookings, SharedView
+from extproc.telemetry import metrics
 from tests.unit.extproc_pick.pick_fakes import FakeEndpoints, FakeIndex, chat, facts, pod, runtime
 
 ALONE, STREAM = 0.010, 0.001
@@ -27,11 +30,14 @@ def busy(address: str, running: int) -> EndpointStatus:
     return pod(address, running_requests=running, reported_at=1.0)
 
 
-def pool(*statuses: EndpointStatus, learns: bool = True, index: FakeIndex | None = None) -> PoolRuntime:
-    priorities = PriorityPolicy(classes=CLASSES, default_class="batch", trust_objective=True)
+def pool(
+    *statuses: EndpointStatus, learns: bool = True, index: FakeIndex | None = None, shadow: bool = False
+) -> PoolRuntime:
+    priorities = PriorityPolicy(classes=CLASSES, default_class="batch", trust_objective=True, shadow=shadow)
     loop = asyncio.get_running_loop()
     began = loop.time() - 1.0  # the pods' reports are of now
-    made = runtime(*statuses, policy=PickPolicy(priorities=priorities), index=index, clock=lambda: loop.time() - began)
+    policy = PickPolicy(priorities=priorities)
+    made = runtime(*statuses, policy=policy, index=index, clock=lambda: loop.time() - began)
     for status in statuses if learns else ():
         tokens = seconds = 0.0
         for at in range(60):
@@ -77,6 +83,57 @@ async def test_a_class_goes_where_its_promise_holds_and_waits_where_it_holds_now
     crowded.others = dict  # they have ended
     become(crowded, busy("a", 25), busy("b", 10))
     assert await waits == "b"
+
+
+def held(made: PoolRuntime) -> dict[tuple[str, ...], float]:
+    """How many picks a promise has kept from a pod, by class and how."""
+    families = text_string_to_metric_families(made.telemetry.registry.text().decode())
+    return {
+        (sample.labels["class"], sample.labels["how"]): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == metrics.PROMISE_HELD.name
+    }
+
+
+NONE_HELD = {(name, how): 0.0 for name in CLASSES for how in ("elsewhere", "no-room")}
+
+
+async def test_picks_that_a_promise_kept_from_a_pod_are_counted_each_once() -> None:
+    apart = pool(busy("a", 25), busy("b", 10))
+    assert held(apart) == NONE_HELD
+    for _ in range(2):
+        assert await winner(apart, "chat") == "b"
+    await explain(facts(objective="chat"), chat(), apart)
+    assert held(apart) == NONE_HELD | {("chat", "elsewhere"): 2}
+    crowded = pool(busy("a", 25), busy("b", 30), index=with_chats(25))
+    waits = asyncio.create_task(winner(crowded, "chat"))
+    async with asyncio.timeout(2.0):
+        while not crowded.admission.waiting.get("chat"):
+            await asyncio.sleep(0)
+    crowded.books.freed()  # it looks again, and nothing has changed
+    become(crowded, busy("a", 25), busy("b", 30))
+    await asyncio.sleep(0)
+    crowded.others = dict
+    become(crowded, busy("a", 25), busy("b", 10))
+    assert await waits == "b"
+    assert held(crowded) == NONE_HELD | {("chat", "no-room"): 1}
+
+
+async def test_what_is_full_for_another_reason_is_no_pick_that_a_promise_held_back() -> None:
+    full = pod("a", running_requests=5, kv_usage=1.0, reported_at=1.0)
+    made = pool(full, busy("b", 5))
+    assert await winner(made, "chat") == "b"
+    # less important streams alone are in the way: they are not waited for, and it goes there
+    late = pool(busy("a", 25), busy("b", 25))
+    await winner(late, "chat")
+    assert (held(made), held(late)) == (NONE_HELD, NONE_HELD)
+
+
+async def test_in_shadow_nothing_is_held_back_for_want_of_room() -> None:
+    made = pool(busy("a", 25), busy("b", 30), index=with_chats(25), shadow=True)
+    await winner(made, "chat")
+    assert held(made) == NONE_HELD
 
 
 async def test_a_less_important_class_keeps_away_from_streams_with_a_promise() -> None:
