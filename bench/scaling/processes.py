@@ -2,7 +2,7 @@
 
 A picker that follows documents in a folder, simulated pods (`kvmesh sim`) that come and go as a KEDA client reads it
 from the picker, and a load that steps up and down. A scripted client plays Envoy, and sends each request to the pod
-that it is told. Nothing is virtual but the pods' engines: starting takes what a process takes, and some seconds more.
+that it is told. Nothing is virtual but the pods' engines. A new pod serves when its time is over and its process is up.
 """
 
 import argparse
@@ -81,7 +81,8 @@ class Fleet:
             "startSeconds": self.plan.start_seconds,
             "stabilizationSeconds": self.plan.window_seconds,
         }
-        promised = {"name": CLASS, "ttftSeconds": self.plan.ttft_seconds}
+        # what would come too late is refused, as in virtual time; else all that come after it are late, too
+        promised = {"name": CLASS, "ttftSeconds": self.plan.ttft_seconds, "sheddable": True}
         self._write(
             "pool.yaml",
             {
@@ -227,6 +228,7 @@ class Client:
         )
         self._session, self._fleet = session, fleet
         self.seconds: list[float | None] = []  # to the first token; None: refused, or failed
+        self.kept: list[tuple[float, bool]] = []  # seconds since the start, and whether the promise was kept
 
     async def ask(self, body: bytes, *, counts: bool) -> None:
         """Send one request through."""
@@ -240,7 +242,10 @@ class Client:
         finally:
             call.cancel()
         if counts:
-            self.seconds.append(None if first is None else first - began)
+            took = None if first is None else first - began
+            self.seconds.append(took)
+            is_kept = took is not None and took <= self._fleet.plan.ttft_seconds
+            self.kept.append((began - self._fleet.began_at, is_kept))
 
     async def _through(self, call: Any, body: bytes) -> float | None:
         for message in request_messages(body):
@@ -329,10 +334,11 @@ async def _measure(load: Sequence[Request], fleet: Fleet, address: str) -> dict[
     most = fleet.most
     for pod in list(fleet.pods.values()):
         await fleet.end(pod)
-    kept = [seconds is not None and seconds <= plan.ttft_seconds for seconds in client.seconds]
+    kept = [is_kept for _, is_kept in client.kept]
     return {
         "requests": len(kept),
         "attainment": round(sum(kept) / len(kept), 4),
+        "attainment_by_minute": _by_minute(client.kept),
         "refused_or_failed": sum(seconds is None for seconds in client.seconds),
         "pod_seconds": round(fleet.pod_seconds, 1),
         "most_pods": most,
@@ -340,6 +346,12 @@ async def _measure(load: Sequence[Request], fleet: Fleet, address: str) -> dict[
         "latest_send_seconds": round(late, 3),
         "latest_start_seconds": round(fleet.latest_start, 1),
     }
+
+
+def _by_minute(kept: Sequence[tuple[float, bool]]) -> list[float | None]:
+    """Return the share of promises kept of the requests that came in each minute; None: none came, or counts."""
+    minutes = [[each for at, each in kept if int(at / 60.0) == i] for i in range(int(max(kept)[0] / 60.0) + 1)]
+    return [round(sum(each) / len(each), 3) if each else None for each in minutes]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
