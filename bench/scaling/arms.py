@@ -20,7 +20,6 @@ from extproc.scaling.pool_scaling import PoolScaling
 from extproc.scaling.seen import PodSeen, PoolSeen
 from kvmesh.pods.pod_report import EndpointLoad
 
-SLOT_SECONDS = 60.0  # in which who knows all counts
 TOLERANCE, WINDOW_SECONDS = 0.1, 300.0
 
 
@@ -56,7 +55,8 @@ class Kvmesh:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._estimates = LatencyEstimates(tokens_per_second=plan.engine.tokens_per_second / 2)  # a policy that is off
-        self._scaling = PoolScaling(Autoscale(both=ScalePolicy(start_seconds=plan.start_seconds)))
+        policy = ScalePolicy(start_seconds=plan.start_seconds, stabilization_seconds=plan.window_seconds)
+        self._scaling = PoolScaling(Autoscale(both=policy))
         self.reason = ""
 
     def reports(self, seen: Seen) -> None:
@@ -138,26 +138,27 @@ class Hpa:
 
 
 class Oracle:
-    """Knows all that will come: as many pods in each minute as its work needs at this utilisation, started in time."""
+    """Knows all that will come: as many pods in each slot as its work needs at this utilisation, started in time."""
 
     def __init__(self, coming: Sequence[Request], *, plan: Plan, seconds: float, utilisation: float) -> None:
-        slots = int(seconds / SLOT_SECONDS) + 2
+        length = plan.slot_seconds
+        slots = int(seconds / length) + 2
         prompts, answers = [0.0] * slots, [0.0] * slots
         for request in coming:
-            slot = int(request.at / SLOT_SECONDS)
-            prompts[slot] += request.uncached_tokens / plan.engine.tokens_per_second / SLOT_SECONDS
-            answers[slot] += request.answer_tokens / decode_rate(plan, coming) / SLOT_SECONDS
+            slot = int(request.at / length)
+            prompts[slot] += request.uncached_tokens / plan.engine.tokens_per_second / length
+            answers[slot] += request.answer_tokens / decode_rate(plan, coming) / length
         busy = [max(pair) for pair in zip(prompts, answers, strict=True)]
         self._needed = [max(ceil(each / utilisation), 1) for each in busy]
-        self._start_seconds = plan.start_seconds
+        self._start_seconds, self._slot_seconds = plan.start_seconds, length
 
     def reports(self, seen: Seen) -> None:
         pass
 
     def wanted(self, seen: Seen) -> int:
-        """Return the most of all minutes until a pod that is asked for now serves, and a look later."""
-        first = int(seen.now / SLOT_SECONDS)
-        last = int((seen.now + self._start_seconds + SLOT_SECONDS / 2) / SLOT_SECONDS)
+        """Return the most of all slots until a pod that is asked for now serves, and a look later."""
+        first = int(seen.now / self._slot_seconds)
+        last = int((seen.now + self._start_seconds + self._slot_seconds / 2) / self._slot_seconds)
         return max(self._needed[first : last + 1], default=1)
 
 
@@ -174,7 +175,7 @@ KVMESH, ORACLE, HPA_KV, HPA_QUEUE = "kvmesh", "oracle", "hpa-kv", "hpa-queue"
 # arm -> what it is tried with; the best counts
 SETTINGS: Mapping[str, tuple[float, ...]] = {
     KVMESH: (0.0,),
-    ORACLE: (0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5),  # utilisation of the most busy minute in view
+    ORACLE: (0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5),  # utilisation of the most busy slot in view
     HPA_KV: (0.15, 0.3),
     HPA_QUEUE: (0.5, 2.0),
 }

@@ -12,7 +12,7 @@ from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.scaling.plan import MOST_TOKENS, SPREAD, Mix, Plan
+from bench.scaling.plan import MOST_TOKENS, Mix, Plan
 from extproc.scaling.trace import read_trace
 
 TRACE = Path(__file__).parents[1] / "data" / "mooncake_conversation_cut.jsonl"
@@ -45,9 +45,9 @@ def requests(mix: Mix, shape: str, plan: Plan, *, seed: int) -> Iterator[Request
         if draw.random() < level(at) * per_load / most:
             yield Request(
                 at=at,
-                uncached_tokens=_length(draw, mix.uncached_tokens),
-                cached_tokens=_length(draw, mix.cached_tokens),
-                answer_tokens=max(_length(draw, mix.answer_tokens), 2.0),
+                uncached_tokens=_length(draw, mix.uncached_tokens, mix.spread),
+                cached_tokens=_length(draw, mix.cached_tokens, mix.spread),
+                answer_tokens=max(_length(draw, mix.answer_tokens, mix.spread), 2.0),
             )
 
 
@@ -92,5 +92,5 @@ def _bump(hour: float, middle: float, width: float) -> float:
     return math.exp(-0.5 * ((hour - middle) / width) ** 2)
 
 
-def _length(draw: random.Random, mean: float) -> float:
-    return min(mean * math.exp(draw.gauss(-SPREAD * SPREAD / 2.0, SPREAD)), MOST_TOKENS)
+def _length(draw: random.Random, mean: float, spread: float) -> float:
+    return min(mean * math.exp(draw.gauss(-spread * spread / 2.0, spread)), MOST_TOKENS)

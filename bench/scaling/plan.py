@@ -30,6 +30,7 @@ class Mix:
     busy_pods: float  # that a load of 1 keeps busy, by prompts alone
     is_recorded: bool = False  # lengths, order and gaps are those of the trace
     ttft_seconds: float | None = None  # promised; None: the plan's
+    spread: float = 0.8  # sigma of the lengths' logarithms
 
 
 MIXES: Mapping[str, Mix] = MappingProxyType(
@@ -48,7 +49,6 @@ MIXES: Mapping[str, Mix] = MappingProxyType(
     }
 )
 SHAPES: Mapping[str, float] = MappingProxyType({"step": 10_800.0, "day": 43_200.0})  # seconds
-SPREAD = 0.8  # sigma of the lengths' logarithms
 MOST_TOKENS = 30_000.0
 
 
@@ -66,6 +66,9 @@ class Plan:
     inter_token_seconds: float = 0.05  # mean of a request
     most_pods: int = 40
     first_pods: int = 3
+    end_seconds: float = 120.0  # that a request has at least: what comes later is not counted
+    window_seconds: float = 300.0  # `stabilizationSeconds` of kvmesh's policy
+    slot_seconds: float = 60.0  # in which who knows all counts
     seconds: Mapping[str, float] = field(default_factory=lambda: dict(SHAPES))
 
 

@@ -66,7 +66,7 @@ class Pod:
     @property
     def usage(self) -> float:
         """Share of its cache in use."""
-        return min(self._cached / self._engine.cache_tokens, 1.0)
+        return min(max(self._cached / self._engine.cache_tokens, 0.0), 1.0)  # sums of floats end a hair below nothing
 
     def fits(self, request: Request) -> bool:
         """Whether its cache has room."""

@@ -2,13 +2,12 @@
 
 A picker that follows documents in a folder, simulated pods (`kvmesh sim`) that come and go as a KEDA client reads it
 from the picker, and a load that steps up and down. A scripted client plays Envoy, and sends each request to the pod
-that it is told. Nothing is virtual but the pods' engines: starting takes what a process takes, and some seconds more.
+that it is told. Nothing is virtual but the pods' engines. A new pod serves when its time is over and its process is up.
 """
 
 import argparse
 import asyncio
 import json
-import math
 import os
 import random
 import sys
@@ -31,6 +30,10 @@ from bench.redis_server import start_redis, stop_redis
 from bench.replicas import destination_of, request_messages, response_message
 from bench.routing.result_file import write_result
 from bench.routing.subject import Subject
+from bench.scaling.arms import KVMESH
+from bench.scaling.loads import Request
+from bench.scaling.plan import Plan
+from bench.scaling.shortened import BATCH_TOKENS, RATE, cheapest_oracle, coming, shortened, virtual
 from extproc.ext_proc.answers import PROCESSOR_SERVICE
 from extproc.local.ports import pick_free_port
 from extproc.local.processes import GrpcReady, ProcessSpec, Supervisor
@@ -38,49 +41,8 @@ from extproc.scaling import scaler_messages as messages
 
 HOST, NAMESPACE, POOL = "127.0.0.1", "llm", "llama"
 CLASS = "standard"
-LOOK_SECONDS = 2.0  # between two of KEDA's
-ORACLE_BUSY = 0.9  # of the pods, where somebody knows what will come
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Steps of seconds and busy pods; what a request is, and what it is promised."""
-
-    steps: tuple[tuple[float, float], ...] = ((60.0, 0.7), (150.0, 3.0), (120.0, 0.7))
-    warm_seconds: float = 40.0  # not counted: the picker has to see enough first
-    prompt_tokens: int = 600
-    answer_tokens: int = 8
-    prefill_tokens_per_second: float = 2000.0
-    ttft_seconds: float = 2.0
-    start_seconds: float = 10.0  # beside what the process takes
-    window_seconds: float = 45.0
-    first_pods: int = 1
-    most_pods: int = 8
-    seed: int = 4
-
-    def arrivals(self) -> list[float]:
-        """Return when requests come: a Poisson process."""
-        draw = random.Random(self.seed)
-        found, began = [], 0.0
-        for seconds, busy in self.steps:
-            rate = busy * self.prefill_tokens_per_second / self.prompt_tokens
-            at = began
-            while (at := at + draw.expovariate(rate)) < began + seconds:
-                found.append(at)
-            began += seconds
-        return found
-
-    def oracle_pod_seconds(self) -> float:
-        """Return what the pods of somebody cost who knows the steps: started in time, and gone with the load."""
-        pods = [max(math.ceil(busy / ORACLE_BUSY), 1) for _, busy in self.steps]
-        total, began = 0.0, 0.0
-        for i, (seconds, _) in enumerate(self.steps):
-            counted = max(began + seconds - max(began, self.warm_seconds), 0.0)
-            total += pods[i] * counted
-            if i and pods[i] > pods[i - 1]:
-                total += (pods[i] - pods[i - 1]) * self.start_seconds
-            began += seconds
-        return total
+MOST_PODS = 12
+FASTER = 6.0  # than the load of virtual time
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,13 +61,14 @@ class Pod:
 class Fleet:
     """The pods, and the documents that say which of them are there."""
 
-    load: Load
+    plan: Plan
     folder: Path
     port: int
     began_at: float
     pods: dict[str, Pod] = field(default_factory=dict)
     pod_seconds: float = 0.0
     most: int = 0
+    latest_start: float = 0.0  # seconds
     _made: int = 0
 
     def write_pool(self) -> None:
@@ -114,11 +77,12 @@ class Fleet:
         metadata = {"namespace": NAMESPACE, "name": POOL}
         both = {
             "minReplicas": 1,
-            "maxReplicas": self.load.most_pods,
-            "startSeconds": self.load.start_seconds + 3.0,
-            "stabilizationSeconds": self.load.window_seconds,
+            "maxReplicas": MOST_PODS,
+            "startSeconds": self.plan.start_seconds,
+            "stabilizationSeconds": self.plan.window_seconds,
         }
-        promised = {"name": CLASS, "ttftSeconds": self.load.ttft_seconds}
+        # what would come too late is refused, as in virtual time; else all that come after it are late, too
+        promised = {"name": CLASS, "ttftSeconds": self.plan.ttft_seconds, "sheddable": True}
         self._write(
             "pool.yaml",
             {
@@ -135,6 +99,7 @@ class Fleet:
                     "targetRefs": [{"group": group, "kind": "InferencePool", "name": POOL}],
                     "autoscale": {"both": both},
                     "priorities": {"classes": [promised]},
+                    "load": {"prefillTokensPerSecond": RATE / 2},  # a policy that is off
                 },
             },
         )
@@ -150,19 +115,20 @@ class Fleet:
         flags = {
             "host": host,
             "sim-port": self.port,
-            "prefill-tokens-per-second": self.load.prefill_tokens_per_second,
-            "max-num-batched-tokens": 256,
+            "prefill-tokens-per-second": RATE,
+            "max-num-batched-tokens": BATCH_TOKENS,
         }
         given = [f"--{name}={value}" for name, value in flags.items()]
         pod.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "extproc", "sim", *given), stdout=asyncio.subprocess.DEVNULL, stderr=None
         )
-        if not at_once:
-            await asyncio.sleep(self.load.start_seconds)
         async with aiohttp.ClientSession() as session:
             while not await _answers(session, pod.address):
                 await asyncio.sleep(0.2)
+        if not at_once:  # what its process took counts
+            await asyncio.sleep(max(pod.asked_at + self.plan.start_seconds - time.monotonic(), 0.0))
         pod.serves = True
+        self.latest_start = max(self.latest_start, time.monotonic() - pod.asked_at)
         self.write_pods()
 
     async def remove(self, pod: Pod) -> None:
@@ -176,7 +142,7 @@ class Fleet:
     async def end(self, pod: Pod) -> None:
         """End a pod's process, and count what it has cost."""
         self.pods.pop(pod.address, None)
-        self.pod_seconds += max(time.monotonic() - max(pod.asked_at, self.began_at + self.load.warm_seconds), 0.0)
+        self.pod_seconds += max(time.monotonic() - max(pod.asked_at, self.began_at + self.plan.warm_seconds), 0.0)
         if pod.process is not None and pod.process.returncode is None:
             with suppress(ProcessLookupError):
                 pod.process.terminate()
@@ -234,7 +200,7 @@ class Keda:
         ref = messages.ScaledObjectRef(name=POOL, namespace=NAMESPACE, scalerMetadata={"pool": POOL})
         async with asyncio.TaskGroup() as changes:
             while True:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(fleet.plan.sync_seconds)
                 try:
                     answer = await self._call(messages.GetMetricsRequest(scaledObjectRef=ref), timeout=5.0)
                 except grpc.aio.AioRpcError:
@@ -262,6 +228,7 @@ class Client:
         )
         self._session, self._fleet = session, fleet
         self.seconds: list[float | None] = []  # to the first token; None: refused, or failed
+        self.kept: list[tuple[float, bool]] = []  # seconds since the start, and whether the promise was kept
 
     async def ask(self, body: bytes, *, counts: bool) -> None:
         """Send one request through."""
@@ -275,7 +242,10 @@ class Client:
         finally:
             call.cancel()
         if counts:
-            self.seconds.append(None if first is None else first - began)
+            took = None if first is None else first - began
+            self.seconds.append(took)
+            is_kept = took is not None and took <= self._fleet.plan.ttft_seconds
+            self.kept.append((began - self._fleet.began_at, is_kept))
 
     async def _through(self, call: Any, body: bytes) -> float | None:
         for message in request_messages(body):
@@ -305,7 +275,7 @@ class Client:
         return first
 
 
-async def play(load: Load) -> dict[str, Any]:
+async def play(plan: Plan, load: Sequence[Request]) -> dict[str, Any]:
     """Play the load, and return what came of it."""
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as directory:
         documents = Path(directory) / "documents"
@@ -315,7 +285,7 @@ async def play(load: Load) -> dict[str, Any]:
         while len(ports) < 3:
             ports.append(pick_free_port(host=HOST, avoid=ports))
         grpc_port, admin_port, pod_port = ports
-        fleet = Fleet(load=load, folder=documents, port=pod_port, began_at=time.monotonic())
+        fleet = Fleet(plan=plan, folder=documents, port=pod_port, began_at=time.monotonic())
         fleet.write_pool()
         settings = {"host": HOST, "grpc-port": grpc_port, "admin-port": admin_port, "redis": redis_url}
         settings |= {"policies": documents, "drain-seconds": 0}
@@ -331,7 +301,8 @@ async def play(load: Load) -> dict[str, Any]:
             found.update(await _measure(load, fleet, f"{HOST}:{grpc_port}"))
 
         try:
-            await asyncio.gather(*(fleet.add(at_once=True) for _ in range(load.first_pods)))
+            await asyncio.gather(*(fleet.add(at_once=True) for _ in range(plan.first_pods)))
+            fleet.latest_start = 0.0
             await Supervisor(log_directory=Path(directory)).run(
                 [[picker]], environment=os.environ, when_ready=when_ready
             )
@@ -342,52 +313,78 @@ async def play(load: Load) -> dict[str, Any]:
         return found
 
 
-async def _measure(load: Load, fleet: Fleet, address: str) -> dict[str, Any]:
-    draw = random.Random(load.seed)
+async def _measure(load: Sequence[Request], fleet: Fleet, address: str) -> dict[str, Any]:
+    draw, plan = random.Random(1), fleet.plan
     async with grpc.aio.insecure_channel(address) as channel, aiohttp.ClientSession() as session:
         client, keda = Client(channel, session, fleet), Keda(channel, fleet)
         fleet.began_at = time.monotonic()
         following = asyncio.create_task(keda.run())
         late = 0.0
         async with asyncio.TaskGroup() as requests:
-            for at in load.arrivals():
-                await asyncio.sleep(max(fleet.began_at + at - time.monotonic(), 0.0))
-                late = max(late, time.monotonic() - fleet.began_at - at)
-                prompt = [draw.randrange(1000) for _ in range(load.prompt_tokens)]
-                body = {"model": "tiny", "prompt": prompt, "max_tokens": load.answer_tokens, "stream": True}
-                requests.create_task(client.ask(json.dumps(body).encode(), counts=at >= load.warm_seconds))
+            for each in load:
+                await asyncio.sleep(max(fleet.began_at + each.at - time.monotonic(), 0.0))
+                late = max(late, time.monotonic() - fleet.began_at - each.at)
+                prompt = [draw.randrange(1000) for _ in range(round(each.uncached_tokens))]
+                body = {"model": "tiny", "prompt": prompt, "max_tokens": round(each.answer_tokens), "stream": True}
+                counts = plan.warm_seconds <= each.at <= plan.seconds["step"] - plan.end_seconds
+                requests.create_task(client.ask(json.dumps(body).encode(), counts=counts))
         following.cancel()
         with suppress(asyncio.CancelledError):
             await following
     most = fleet.most
     for pod in list(fleet.pods.values()):
         await fleet.end(pod)
-    kept = [seconds is not None and seconds <= load.ttft_seconds for seconds in client.seconds]
+    kept = [is_kept for _, is_kept in client.kept]
     return {
         "requests": len(kept),
         "attainment": round(sum(kept) / len(kept), 4),
+        "attainment_by_minute": _by_minute(client.kept),
         "refused_or_failed": sum(seconds is None for seconds in client.seconds),
         "pod_seconds": round(fleet.pod_seconds, 1),
-        "of_oracle": round(fleet.pod_seconds / load.oracle_pod_seconds(), 3),
         "most_pods": most,
         "told": keda.told,
         "latest_send_seconds": round(late, 3),
+        "latest_start_seconds": round(fleet.latest_start, 1),
     }
+
+
+def _by_minute(kept: Sequence[tuple[float, bool]]) -> list[float | None]:
+    """Return the share of promises kept of the requests that came in each minute; None: none came, or counts."""
+    minutes = [[each for at, each in kept if int(at / 60.0) == i] for i in range(int(max(kept)[0] / 60.0) + 1)]
+    return [round(sum(each) / len(each), 3) if each else None for each in minutes]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the flags, play, write, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--faster", type=float, default=FASTER, help="than the load of virtual time; default: %(default)g"
+    )
+    parser.add_argument("--seed", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="result file; default bench/results/<date>-scaling-processes.json")
     options = parser.parse_args(arguments)
     began, load_before = datetime.now(UTC), os.getloadavg()[0]
-    load = Load()
-    outcome = uvloop.run(play(load))
-    result = {"load": asdict(load), "outcome": outcome}
+    plan = shortened(options.faster)
+    load = coming(plan, seed=options.seed)
+    utilisation, kept, pod_seconds = cheapest_oracle(plan, load)
+    attained, virtual_seconds = virtual(plan, load, arm=KVMESH)
+    outcome = uvloop.run(play(plan, load))
+    result = {
+        "faster": options.faster,
+        "seed": options.seed,
+        "plan": asdict(plan),
+        "oracle": {"utilisation": utilisation, "attainment": round(kept, 4), "pod_seconds": round(pod_seconds, 1)},
+        "virtual": {
+            "attainment": round(attained, 4),
+            "pod_seconds": round(virtual_seconds, 1),
+            "of_oracle": round(virtual_seconds / pod_seconds, 3),
+        },
+        "outcome": outcome | {"of_oracle": round(outcome["pod_seconds"] / pod_seconds, 3)},
+    }
     written = write_result(
         result, out=options.out, name="scaling-processes", began=began, load_before=load_before, subject=Subject()
     )
-    print(json.dumps(outcome))
+    print(json.dumps({name: result[name] for name in ("oracle", "virtual", "outcome")}))
     print(written)
 
 

@@ -15,7 +15,6 @@ from bench.scaling.loads import Request
 from bench.scaling.plan import Plan
 from bench.scaling.pods import NEVER, Pod, UnderWay
 
-END_SECONDS = 120.0  # that a request has at least
 BACKLOG_SECONDS = 0.2  # `spec.load.overload.backlogSeconds`
 
 
@@ -195,7 +194,7 @@ class World:
 
     def _counts(self, request: Request) -> bool:
         """Whether it comes in the time that counts, and had time to end."""
-        return self.plan.warm_seconds <= request.at <= self.seconds - END_SECONDS
+        return self.plan.warm_seconds <= request.at <= self.seconds - self.plan.end_seconds
 
     def _count(self, under_way: UnderWay) -> None:
         request, plan = under_way.request, self.plan

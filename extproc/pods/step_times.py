@@ -110,16 +110,22 @@ class StepTimes:
             whole._with_seconds = [a + b for a, b in zip(whole._with_seconds, part._with_seconds, strict=True)]
         return whole
 
-    def line(self) -> tuple[float, float] | None:
-        """Return the seconds a token of a pod that runs nothing else, and what one more stream adds; None: unknown."""
+    def line(self, known: tuple[float, float] | None = None) -> tuple[float, float] | None:
+        """Return the seconds a token of a pod that runs nothing else, and what one more stream adds; None: unknown.
+
+        `known`: what it was before. Reports that are all alike change its level, and not what a stream adds.
+        """
         if self._weight < LEAST_TOKENS:
-            return None
+            return known
         mean = self._means[0] / self._weight
-        spread = self._products[0] / self._weight - mean * mean
-        if spread <= (LEAST_SPREAD * mean) ** 2:
-            return None
         seconds = self._means[_FACTORS] / self._weight
-        slope = max((self._with_seconds[0] / self._weight - mean * seconds) / spread, 0.0)
+        spread = self._products[0] / self._weight - mean * mean
+        if spread > (LEAST_SPREAD * mean) ** 2:
+            slope = max((self._with_seconds[0] / self._weight - mean * seconds) / spread, 0.0)
+        elif known is not None:
+            slope = known[1]
+        else:
+            return None
         return max(seconds - slope * mean, 0.0), slope
 
     def fit(self, prior: StepTime | None) -> StepTime | None:
@@ -162,9 +168,12 @@ class StepTimes:
             most_context_tokens=max(self.most_context_tokens, 1.0 if prior is None else prior.most_context_tokens),
         )
 
-    def streams_within(self, seconds: float) -> float | None:
-        """Return how many streams a pod runs at so many seconds a token: 0 where not even one; None: unknown."""
-        line = self.line()
+    def streams_within(self, seconds: float, known: tuple[float, float] | None = None) -> float | None:
+        """Return how many streams a pod runs at so many seconds a token: 0 where not even one; None: unknown.
+
+        `known`: what the line was before.
+        """
+        line = self.line(known)
         if line is None:
             return None
         alone, slope = line
@@ -173,9 +182,9 @@ class StepTimes:
         most = (seconds - alone) / slope if slope > 0.0 else inf
         return min(most, FAR * max(self.most_running, 1.0))
 
-    def seconds_at(self, streams: float) -> float | None:
-        """Return the inter-token time where so many run; None: unknown."""
-        line = self.line()
+    def seconds_at(self, streams: float, known: tuple[float, float] | None = None) -> float | None:
+        """Return the inter-token time where so many run; None: unknown. `known`: what the line was before."""
+        line = self.line(known)
         return None if line is None else line[0] + line[1] * streams
 
 

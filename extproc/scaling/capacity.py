@@ -37,6 +37,7 @@ class _Variant:
     """What was seen of one variant; its pods may be gone since."""
 
     steps: StepTimes = field(default_factory=StepTimes)
+    line: tuple[float, float] | None = None  # of the inter-token time; stays until it is known better
     prefill: float | None = None
     is_learned: bool = False
     request_seconds: float = 0.0
@@ -45,6 +46,7 @@ class _Variant:
 
     def note(self, pods: Sequence[PodSeen]) -> None:
         """Take what pods of it say now; one at least."""
+        self.line = self.steps.line(self.line)
         learned = [pod for pod in pods if pod.is_learned]
         if learned or not self.is_learned:
             told = learned or pods
@@ -63,7 +65,7 @@ class _Variant:
     def capacity(self, declared: Declared, promise: float | None) -> Capacity:
         """Return what a pod of it does; `promise`: seconds a token."""
         bounds: dict[str, float] = {}
-        within = None if promise is None else self.steps.streams_within(PROMISE_SHARE * promise)
+        within = None if promise is None else self.steps.streams_within(PROMISE_SHARE * promise, self.line)
         if within:
             bounds["promise"] = within
         if self.places is not None:
@@ -72,7 +74,7 @@ class _Variant:
             bounds["cache"] = self.cached
         limit = min(bounds, key=bounds.__getitem__, default="")
         streams = max(bounds[limit], 1.0) if limit else None
-        seconds = None if streams is None else self.steps.seconds_at(streams)
+        seconds = None if streams is None else self.steps.seconds_at(streams, self.line)
         is_declared = not self.is_learned and declared.prefill is not None
         source = Source.DECLARED if is_declared else Source.LEARNED if self.is_learned else Source.ASSUMED
         prefill, request_seconds = self.prefill, self.request_seconds

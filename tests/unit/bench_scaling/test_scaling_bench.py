@@ -7,10 +7,11 @@ import pytest
 from bench.scaling.arms import HPA_KV, KVMESH, ORACLE, Hpa, Oracle, Seen, made
 from bench.scaling.loads import Request, requests
 from bench.scaling.plan import MIXES, Plan
-from bench.scaling.pods import Pod
-from bench.scaling.processes import Load as StepLoad
+from bench.scaling.pods import NEVER, Pod
 from bench.scaling.run import Job, Run, play, rows_of
+from bench.scaling.shortened import RATE, TARGET, cheapest_oracle, coming, shortened
 from bench.scaling.world import World
+from extproc.scaling.demand import is_sane
 
 PLAN = Plan(warm_seconds=0.0, peak=3.0, seconds={"step": 1200.0, "day": 1200.0})
 MIX = MIXES["long-prompts"]
@@ -117,11 +118,30 @@ def test_the_trace_is_played_in_its_order_at_the_speed_of_the_shape() -> None:
     assert next(requests(mix, "step", PLAN, seed=5))[1:] != load[0][1:]
 
 
-def test_the_steps_of_real_processes_are_what_they_say() -> None:
-    load = StepLoad(steps=((60.0, 0.7), (600.0, 3.0), (60.0, 0.7)), warm_seconds=30.0, start_seconds=10.0)
-    arrivals = load.arrivals()
-    middle = sum(60.0 <= at < 660.0 for at in arrivals)
-    assert middle == pytest.approx(600.0 * 3.0 * 2000.0 / 600.0, rel=0.05)
-    assert arrivals == sorted(arrivals)
-    # one pod for 30 and for 60 seconds, four for 600, three of them started 10 seconds before
-    assert load.oracle_pod_seconds() == 30.0 + 60.0 + 4 * 600.0 + 3 * 10.0
+def test_an_idle_pod_reports_what_can_be() -> None:
+    pod, now = Pod("a:1", PLAN.engine, asked_at=0.0, serves_at=0.0), 0.0
+    for first in range(1, 50):
+        for size in (first / 7.0, first / 3.0, first * 10.1):  # sums of these are not exact
+            pod.add(Request(at=now, uncached_tokens=size, cached_tokens=size / 3.0, answer_tokens=2.0))
+        while pod.next_event() < NEVER:
+            now = pod.next_event()
+            list(pod.advance(now))
+        assert is_sane(pod.report(now))
+
+
+def test_the_load_of_real_processes_is_the_long_one_so_many_times_shorter() -> None:
+    plan = shortened(10.0)
+    assert (plan.seconds["step"], plan.start_seconds, plan.window_seconds) == (1080.0, 9.0, 30.0)
+    load = coming(plan, seed=1)
+    for began, busy in ((0.0, 2.0), (360.0, 6.0), (720.0, 2.0)):
+        tokens = sum(request.uncached_tokens for request in load if began <= request.at < began + 360.0)
+        assert tokens / RATE / 360.0 == pytest.approx(busy, rel=0.1)
+
+
+def test_the_oracle_of_real_processes_is_the_cheapest_that_keeps_enough() -> None:
+    plan = shortened(30.0)
+    load = coming(plan, seed=1)
+    _, kept, pod_seconds = cheapest_oracle(plan, load)
+    assert kept >= TARGET
+    low, high = 2.0 * (240.0 - plan.warm_seconds), 6.0 * 120.0  # what the work alone keeps busy
+    assert low + high < pod_seconds < 2.0 * (low + high)

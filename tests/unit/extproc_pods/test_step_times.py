@@ -34,6 +34,18 @@ def test_reports_that_are_alike_say_nothing() -> None:
     assert StepTimes().streams_within(0.05) is None
 
 
+def test_reports_that_have_become_alike_leave_what_a_stream_adds() -> None:
+    known = learned(10, 20, 40).line()
+    alike = learned(30, 30, 31, alone=0.015)
+    line = alike.line(known)
+    assert line is not None
+    assert line[1] == pytest.approx(0.0005)
+    assert line[0] == pytest.approx(0.015)  # the level is that of the reports
+    assert alike.streams_within(0.05, known) == pytest.approx(70.0)
+    assert alike.seconds_at(70.0, known) == pytest.approx(0.05)
+    assert StepTimes().line(known) == known
+
+
 def test_nothing_is_said_far_beyond_what_was_seen() -> None:
     assert learned(1, 2, 3).streams_within(0.05) == pytest.approx(12.0)
     assert learned(10, 20, slope=0.0).streams_within(0.05) == pytest.approx(80.0)
