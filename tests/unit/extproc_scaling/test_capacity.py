@@ -33,11 +33,13 @@ def test_a_steady_load_does_not_unlearn_the_streams_within_the_promise() -> None
     for running in (10, 20, 30, 40, 50, 60):
         look(capacities, running)
     learned = capacities.of("", declared=Declared(), promise=PROMISE)
-    assert (learned.limit, learned.streams) == ("promise", pytest.approx(70.0))
+    assert learned.limit == "promise"
+    assert learned.streams == pytest.approx(70.0)
     for _ in range(3000):  # 100 minutes, in which what differed fades
         look(capacities, 60)
     steady = capacities.of("", declared=Declared(), promise=PROMISE)
-    assert (steady.limit, steady.streams) == ("promise", pytest.approx(70.0, rel=0.02))
+    assert steady.limit == "promise"
+    assert steady.streams == pytest.approx(70.0, rel=0.02)
     assert steady.decode == pytest.approx(learned.decode, rel=0.02)
 
 
@@ -46,4 +48,5 @@ def test_before_reports_have_differed_the_cache_bounds_the_streams() -> None:
     for _ in range(20):
         look(capacities, 60)
     found = capacities.of("", declared=Declared(), promise=PROMISE)
-    assert (found.limit, found.streams, found.stream_seconds) == ("cache", pytest.approx(90.0), None)
+    assert (found.limit, found.stream_seconds) == ("cache", None)
+    assert found.streams == pytest.approx(90.0)
