@@ -258,6 +258,21 @@ def scaling() -> str:
     return table(rows)
 
 
+def scaling_processes() -> str:
+    """Return what the signal keeps and costs on real processes, beside virtual time on the same requests."""
+    result = newest("scaling-processes")
+    oracle = result["oracle"]
+    rows = [["who", "where", "promises kept", "pod seconds", "of the oracle's"]]
+    for who, where, each in (
+        ("`kvmesh`", "real processes", result["outcome"]),
+        ("`kvmesh`", "virtual time", result["virtual"]),
+        (f"`oracle` {oracle['utilisation']:g}", "virtual time", oracle | {"of_oracle": 1.0}),
+    ):
+        kept, of_oracle = f"{100 * each['attainment']:.1f} %", f"{each['of_oracle']:.2f}"
+        rows.append([who, where, kept, f"{each['pod_seconds']:,.0f}", of_oracle])
+    return table(rows)
+
+
 def gpu_steps() -> str:
     """Return how long a decode step takes on a GPU, by sequences and the length of their contexts."""
     result = newest("gpu-steps")
@@ -349,6 +364,7 @@ TABLES = {
             conserved,
             disaggregation,
             scaling,
+            scaling_processes,
             gpu_steps,
             folders,
             libraries,
