@@ -236,6 +236,8 @@ def _options() -> argparse.Namespace:
     options.arms = options.arms.split(",")
     if unknown := [each for each in options.arms if each not in SETTINGS]:
         parser.error(f"there is no {', '.join(unknown)}")
+    if ORACLE not in options.arms and options.add_to is None:
+        parser.error(f"--arms needs {ORACLE}, too: the others are compared with it")
     return options
 
 
