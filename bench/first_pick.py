@@ -221,6 +221,8 @@ def one_respawn(scene: Scene) -> tuple[Moment, str]:
         began = time.perf_counter()
         os.kill(child, signal.SIGKILL)
         while (successor := _child_of(parent)) in (child, 0):
+            if parent.poll() is not None:
+                raise SystemExit("the picker was not started again")
             time.sleep(POLL_SECONDS)
         picked = _first_pick(parent, port, scene)
         moment = Moment(wall_ms=1e3 * (time.perf_counter() - began), cpu_ms=process_cpu_ms(successor))

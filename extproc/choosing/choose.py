@@ -180,12 +180,11 @@ def choose(view: PoolView, query: Query, snapshot: Snapshot, *, ceiling: float |
     if ceiling is not None:
         rooms = rooms_in(view, snapshot, ceiling=ceiling)
         has_place = places_of(rooms)
-        free = [candidate for candidate, has in zip(places, has_place, strict=True) if has]
-        if not free:
+        if not any(has_place):
             opens_in = [room.opens_in_seconds for room in rooms if room.opens_in_seconds is not None]
             by_promise = any(room.by_promise for room in rooms)
             return Full(opens_in_seconds=min(opens_in, default=None), by_promise=by_promise)
-        if len(free) < len(places):
+        if not all(has_place):
             by_promise = any(room.by_promise and not has for room, has in zip(rooms, has_place, strict=True))
             places, rejected, reserve = _with_room(view, snapshot, rooms, has_place)
     kept, warm_wait = copy_of_hot_prefix(places, query.prompts, hot=view.hot, policy=view.policy, now=snapshot.at)

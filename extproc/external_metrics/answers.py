@@ -55,7 +55,7 @@ class AnswerError(Exception):
 def _pods_to_have(signal: Signal) -> float | None:
     """Return what scalers are told, or None for a number that rests on no measured load and asks for no more pods.
 
-    A picker that has just started takes the ready pods for wanted: fewer than there are to be while some still start.
+    A picker that has just started knows the pods that there are, and not those that are asked for and not there yet.
     """
     return float(signal.told) if signal.state in _MEASURED or signal.told > signal.present else None
 

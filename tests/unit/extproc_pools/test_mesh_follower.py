@@ -66,6 +66,14 @@ class Source:
         await asyncio.Event().wait()
 
 
+async def next_messages(kind: str, states: Sequence[MeshState], pools: Pools) -> list[str]:
+    """Return what conditions of this type say once the next configurations were applied."""
+    await pools.next()
+    while len(states) < len(pools.applied):
+        await asyncio.sleep(0)
+    return [each.message for each in states[-1].statuses["llm/p"].conditions if each.type == kind]
+
+
 def snapshot(*pools: str, synced: bool = True, policies: tuple[dict[str, Any], ...] = ()) -> Snapshot:
     documents = {
         "InferencePool": tuple(
@@ -155,10 +163,7 @@ async def test_requests_without_tokens_are_said_by_the_status_and_the_explanatio
     assert source.tell is not None
 
     async def said() -> list[str]:
-        await pools.next()
-        while len(states) < len(pools.applied):
-            await asyncio.sleep(0)
-        return [each.message for each in states[-1].statuses["llm/p"].conditions if each.type == "ExactTokens"]
+        return await next_messages("ExactTokens", states, pools)
 
     policy = {"apiVersion": "kvmesh.io/v1alpha1", "kind": "InferencePolicy", "spec": {"scoring": {"fallbacks": 1}}}
     source.tell(snapshot("a", policies=({**policy, "metadata": {"name": "p", "namespace": "llm"}},)))
@@ -187,10 +192,7 @@ async def test_a_deployment_that_is_not_scaled_is_said_by_the_status(
     assert source.tell is not None
 
     async def said() -> list[str]:
-        await pools.next()
-        while len(states) < len(pools.applied):
-            await asyncio.sleep(0)
-        return [each.message for each in states[-1].statuses["llm/p"].conditions if each.type == "Scaled"]
+        return await next_messages("Scaled", states, pools)
 
     policy = {"apiVersion": "kvmesh.io/v1alpha1", "kind": "InferencePolicy", "spec": {"autoscale": {"act": True}}}
     source.tell(snapshot("a", policies=({**policy, "metadata": {"name": "p", "namespace": "llm"}},)))
