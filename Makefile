@@ -57,7 +57,7 @@ test-mesh: install ## what is installed, on a real istiod and API server (builds
 	@$(BIN)/python -m tests.mesh.prepare  # outside of any test's time
 	@unshare --net $(if $(filter 0,$(shell id -u)),,--map-root-user) \
 		$(BIN)/python -m pytest tests/mesh_cluster  # pods have addresses of their own
-	@$(BIN)/python -m pytest tests/mesh --durations=15
+	@$(BIN)/python -m pytest tests/mesh --durations=15 --numprocesses=$(TEST_WORKERS) --dist=loadfile
 
 test-vllm: install ## two real vLLM servers on the CPU behind the real stack (builds a cached environment)
 	@$(BIN)/python -m tests.vllm.environment  # outside of any test's time
