@@ -171,12 +171,16 @@ class AdminServer:
         return self._pages.plans(seconds=seconds, pool=request.query.get("pool"))
 
     async def _decisions(self, request: web.Request) -> Any:
-        """`?limit=` so many; `?request_id=` only this request's; `?pool=` only this pool's."""
+        """`?limit=` so many; `?request_id=`, `?decision_id=`, `?pool=` only those of it."""
         limit = request.query.get("limit", str(SHOWN_DECISIONS))
         if not (limit.isascii() and limit.isdigit()) or len(limit) > 6:
             raise BadQueryError(f"limit must be a number of decisions, not {limit[:20]!r}")
-        request_id, pool = request.query.get("request_id"), request.query.get("pool")
-        return self._pages.decisions(limit=int(limit), request_id=request_id, pool=pool)
+        return self._pages.decisions(
+            limit=int(limit),
+            request_id=request.query.get("request_id"),
+            decision_id=request.query.get("decision_id"),
+            pool=request.query.get("pool"),
+        )
 
     async def _prefixes(self, request: web.Request) -> Any:
         """`?limit=` so many nodes; `?pool=` of one of several pools."""

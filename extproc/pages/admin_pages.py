@@ -160,13 +160,15 @@ class PickerPages:
         ]
         return PoolsState(now=time.time(), pools=self.pools(), endpoints=lines[:LISTED_ENDPOINTS])
 
-    def decisions(self, *, limit: int, request_id: str | None, pool: str | None = None) -> list[DecisionState]:
+    def decisions(
+        self, *, limit: int, request_id: str | None, decision_id: str | None = None, pool: str | None = None
+    ) -> list[DecisionState]:
         """Return the last decisions of a pool or of all, newest first. Raise UnknownPoolError."""
         chosen = self.chosen(pool)
         found = [
             structs.replace(decision, pool=self.shown_name(pages) or None)
             for pages in ([chosen] if chosen is not None else [self._of(each) for each in self._pools.all.values()])
-            for decision in pages.decisions(limit=limit, request_id=request_id)
+            for decision in pages.decisions(limit=limit, request_id=request_id, decision_id=decision_id)
         ]
         return sorted(found, key=lambda decision: -decision.at)[:limit]
 

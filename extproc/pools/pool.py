@@ -337,6 +337,7 @@ class Pool:
             sample_share=self._sample_share(),
             read_below_bytes=settings.read_below_bytes,
             most_endpoints=1 if settings.steering is Steering.ORIGINAL_DST else None,
+            tells_decisions=settings.decision_headers,
             anywhere=self._serving,
             first_pod=self.first_pod,
         )

@@ -139,6 +139,12 @@ class PickerSettings:
         "inference_objective_* (docs/reference/metrics.md).",
         "inference_extension_metrics",
     )
+    decision_headers: bool = setting(
+        True,
+        "Tell clients in x-kvmesh-decision-id and x-kvmesh-predicted-cached-tokens how their request was decided "
+        "(docs/reference/requests.md#what-an-answer-tells).",
+        switch="--decision-headers/--no-decision-headers",
+    )
     grpc_tls: GrpcTlsSettings = group(GrpcTlsSettings())
     external_metrics: ExternalMetricsSettings = group(ExternalMetricsSettings())
     observation: ObservationSettings = group(ObservationSettings())
