@@ -23,7 +23,7 @@ from extproc.pages.live_watchers import Watcher, as_json
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.admin.admin_gate import BY_TOKEN, AdminGate, refusal_json, server_options
 from kvmesh.errors import SettingError
-from kvmesh.metrics.registry import CONTENT_TYPE
+from kvmesh.metrics.exposition import form_for
 
 # for answers under way; aiohttp waits a minute by default, and for ever with 0
 SHUTDOWN_SECONDS = 1.0
@@ -145,8 +145,9 @@ class AdminServer:
         ready, facts = self._pages.readiness()
         return _json({"ready": ready} | facts, status=200 if ready else 503)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=await self._pages.metrics(), headers={"content-type": CONTENT_TYPE})
+    async def _metrics(self, request: web.Request) -> web.Response:
+        form = form_for(request.headers.get("accept", ""))
+        return web.Response(body=await self._pages.metrics(form), headers={"content-type": form.value})
 
     async def _state(self, request: web.Request) -> Any:
         """`?pool=` of one of several pools."""

@@ -392,6 +392,8 @@ class ReadResponse:
         elif (comparison := compare(self._plan.prediction, usage, first_token_seconds=self._first_seconds)) is None:
             self._missed(NO_CACHED_TOKENS)
         elif self._books is not None:
+            if self._trace is not None and self._trace.span is not None:
+                comparison = msgspec.structs.replace(comparison, trace_id=self._trace.trace_id)
             self._books.realised(comparison)
 
     def _missed(self, why: str) -> None:

@@ -140,8 +140,9 @@ class PoolRuntime:
     def end(self, pending: PendingPick) -> None:
         """Count a pick that is over, whatever it came to."""
         self.under_way -= 1
+        trace_id = pending.trace.trace_id if pending.trace is not None else ""
         for name, seconds in pending.phases.items():
-            self.telemetry.phase(name, seconds)
+            self.telemetry.phase(name, seconds, trace_id=trace_id)
         if pending.asked is None:
             return
         if ignored := pending.asked.request_class.ignored_objective:
@@ -188,7 +189,12 @@ class PoolRuntime:
         exchange = BookedExchange(
             books=self.books,
             endpoints=decision.endpoints[: self.most_endpoints],
-            booking=self.books.book(picked, label=label, arrived_at=pending.arrived_at),
+            booking=self.books.book(
+                picked,
+                label=label,
+                arrived_at=pending.arrived_at,
+                trace_id=trace.trace_id if trace is not None else "",
+            ),
             model=label,
             arm=resolved.arm,
             body=body,
@@ -261,8 +267,8 @@ class PoolRuntime:
         refusal.headers = self.told(pending, refusal.headers)
         if refusal is not error:
             request_id = pending.facts.request_id
-            names = {"request_id": request_id, "decision_id": pending.decision_id}
-            log.error("a pick failed; the client gets a 500", exc_info=error, extra=names)
+            ids = {"request_id": request_id, "decision_id": pending.decision_id}
+            log.error("a pick failed; the client gets a 500", exc_info=error, extra=ids)
         if isinstance(refusal, NoReadyEndpointError):
             self._count_no_pod(pending, refusal)
         if isinstance(refusal, NoReadyEndpointError | InternalPickError):
