@@ -241,8 +241,15 @@ class PickerBooks:
             seconds_a_token=self.estimates.pace(winner).prefill.seconds_a_token,
             promised_seconds=promised,
         )
-        if self._telemetry.extension is not None and promised is not None:
-            self._telemetry.extension.predicted(model_names(resolved, label), seconds=promised)
+        if self._telemetry.extension is not None:
+            names = model_names(resolved, label)
+            self._telemetry.extension.predicted(names, seconds=promised)
+            self._telemetry.extension.scheduling.given(
+                winner,
+                target=names.target,
+                prompt_tokens=decision.prompt_tokens,
+                matched_tokens=decision.matched_tokens,
+            )
         if winner not in self.picks:
             self._forget(winner)  # gone, and this request's end came first: nothing would forget it any more
 

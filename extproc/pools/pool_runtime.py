@@ -52,6 +52,7 @@ from extproc.requests.request import TEXT_APIS
 from extproc.slo.judgement import Outcome
 from extproc.slo.promise import AnswerPromise, OpenPromise
 from extproc.telemetry.degradation_log import DegradationLog
+from extproc.telemetry.extension_metrics import ModelNames
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 
@@ -221,6 +222,11 @@ class PoolRuntime:
         asyncio.get_running_loop().call_soon(self._remember, picked, pending, label)
         return exchange
 
+    def _names(self, pending: PendingPick) -> ModelNames:
+        """Return a request's models as the inference extension's metrics name them."""
+        resolved = pending.asked.resolved if pending.asked is not None else None
+        return model_names(resolved, self._label(resolved) if resolved is not None else "")
+
     def _label(self, resolved: ResolvedModel) -> str:
         """Return the model that was asked for, if it may be a metric's label."""
         return resolved.requested if resolved.requested is not None and resolved.requested in self.labels else ""
@@ -278,9 +284,7 @@ class PoolRuntime:
         self._count_refused(pending, refusal)
         self.telemetry.refused(refusal.reason)
         if self.telemetry.extension is not None:
-            resolved = pending.asked.resolved if pending.asked is not None else None
-            names = model_names(resolved, self._label(resolved) if resolved is not None else "")
-            self.telemetry.extension.refused(names, status=refusal.status)
+            self.telemetry.extension.refused(self._names(pending), status=refusal.status)
         record = _refusal_record(pending, refusal)
         self.recent.appendleft(record)
         self._tell(pending, RequestOutcome.REFUSED, record)
@@ -288,6 +292,8 @@ class PoolRuntime:
 
     def _count_no_pod(self, pending: PendingPick, refusal: NoReadyEndpointError) -> None:
         self.overload.found_no_pod()
+        if self.telemetry.extension is not None:
+            self.telemetry.extension.scheduling.not_given(target=self._names(pending).target)
         if isinstance(refusal, FirstPodLateError):
             pending.queued_seconds = refusal.waited_seconds
         elif self.first_pod is not None and pending.asked is not None and self.first_pod.would_be_due():

@@ -135,8 +135,8 @@ class PickerSettings:
     )
     extension_metrics: bool = setting(
         False,
-        "Show metrics under the names of the Gateway API inference extension, too: inference_pool_* and "
-        "inference_objective_* (docs/reference/metrics.md).",
+        "Show metrics under the names of the Gateway API inference extension, too: inference_pool_*, "
+        "inference_objective_* and inference_extension_* (docs/reference/metrics.md).",
         "inference_extension_metrics",
     )
     decision_headers: bool = setting(

@@ -1,8 +1,8 @@
 """Metrics under the names of the Gateway API inference extension, for dashboards and autoscalers that know them.
 
-`inference_pool_*` and `inference_objective_*` of its release 1.5.0: names, types, labels and buckets are its own; a
-test compares them with its list. Left out is what would need every answer to be read (docs/reference/metrics.md). Off
-unless asked for.
+`inference_pool_*` and `inference_objective_*` of its release 1.5.0, beside those of `extension_scheduling`: names,
+types, labels and buckets are its own; a test compares them with its list. Left out is what would need every answer to
+be read (docs/reference/metrics.md). Off unless asked for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,7 @@ from http import HTTPStatus
 from statistics import fmean
 
 from extproc.pods.endpoint import EndpointStatus, Reachability
+from extproc.telemetry.extension_scheduling import SCHEDULING_METRICS, ExtensionScheduling
 from extproc.telemetry.metrics import OTHER
 from kvmesh.metrics.metric import Metric, Over, counter, gauge, histogram
 from kvmesh.metrics.registry import Histogram, Reading, Registry, Value
@@ -80,6 +81,7 @@ RUNNING_REQUESTS = gauge(
 EXTENSION_METRICS: Sequence[Metric] = (
     *(KV_CACHE, QUEUE_SIZE, RUNNING, READY_PODS, POD_QUEUE_SIZE),
     *(REQUESTS, ERRORS, DURATION, SIZES, INPUT_TOKENS, PREDICTED_TTFT, RUNNING_REQUESTS),
+    *SCHEDULING_METRICS,
 )
 
 # its words for what a client is told (pkg/common/error)
@@ -144,6 +146,7 @@ class ExtensionTelemetry:
     """What is counted of one pool under these names."""
 
     def __init__(self, registry: Registry, *, most_models: int = MOST_MODELS) -> None:
+        self.scheduling = ExtensionScheduling(registry)
         self._registry = registry
         self._most_models = most_models
         self._requests = registry.values(REQUESTS)

@@ -19,10 +19,10 @@ from extproc.telemetry.tenant_telemetry import TenantTelemetry
 from kvmesh.metrics.exposition import Form
 from kvmesh.metrics.registry import Histogram, MetricsPage, Registry, Value
 
-QUEUE = "queue"
+QUEUE, DECIDE = "queue", "decide"
 MOST_MODELS = 100  # models and arms of splits with series of their own; all others are `other`
 SECONDS_AN_HOUR = 3600.0
-PHASES = ("parse", "tokenize", "lookup", "decide", QUEUE)
+PHASES = ("parse", "tokenize", "lookup", DECIDE, QUEUE)
 
 
 class PickerTelemetry:
@@ -66,6 +66,8 @@ class PickerTelemetry:
     def phase(self, name: str, seconds: float, *, trace_id: str = "") -> None:
         """Record how long one phase of a pick took; `trace_id`: of its request, "" where it is not traced."""
         self._phases[name].observe(seconds, trace_id)
+        if self.extension is not None and name == DECIDE:
+            self.extension.scheduling.decided(seconds)
 
     def routed(
         self,
@@ -168,6 +170,8 @@ class PickerTelemetry:
         for family in (self._picks, self._bookings, self._rerouted, self._failures, self._responses, self._findings):
             family.drop("endpoint", (endpoint,))
         self.prefill.forget(endpoint)
+        if self.extension is not None:
+            self.extension.scheduling.forget(endpoint)
 
     def reconfigure(self, policy: PickPolicy) -> None:
         """Go by another policy from now on: its tenants, its price, its targets."""
