@@ -45,7 +45,7 @@ from extproc.errors import (
     RequestShedError,
     TokenQuotaExceededError,
 )
-from extproc.ext_proc.exchange import RequestFacts
+from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
 from extproc.policy.shadow import ShadowRule, Withheld
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.pool_runtime import PendingPick, PoolRuntime
@@ -78,7 +78,7 @@ async def pick(facts: RequestFacts, body: bytes | None, pool: PoolRuntime) -> Bo
             return anywhere
         # raised here and not where it was in hand: a frame of its traceback that has it would keep the body with it
         if isinstance(error, Exception) and not isinstance(error, PickError):
-            raise InternalPickError(DEFECT) from error
+            raise InternalPickError(DEFECT, headers=pool.told(pending, NO_HEADERS)) from error
         raise
     finally:
         pool.end(pending)

@@ -13,6 +13,9 @@ from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.admin.admin_gate import AdminGate, server_options
 from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError, ListenError
+from kvmesh.metrics.exposition import Form, form_for
+
+TEXT_TYPE = "text/plain; version=0.0.4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +24,7 @@ class AdminPages:
 
     not_ready: Callable[[], Mapping[str, str]]  # what is not ready -> why
     status: Callable[[], Awaitable[IndexStatus]]
-    metrics: Callable[[], Awaitable[bytes]]
+    metrics: Callable[[Form], Awaitable[bytes]]
     pools: Callable[[], PoolsReport] | None = None  # None: no such page
 
     def routes(self) -> list[web.RouteDef]:
@@ -41,8 +44,11 @@ class AdminPages:
         missing = self.not_ready()
         return _json({"ready": not missing, "not_ready": missing}, status=503 if missing else 200)
 
-    async def _metrics(self, _: web.Request) -> web.StreamResponse:
-        return web.Response(body=await self.metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        form = form_for(request.headers.get("accept", ""))
+        return web.Response(
+            body=await self.metrics(form), headers={"Content-Type": TEXT_TYPE if form is Form.TEXT else form.value}
+        )
 
     async def _sources(self, _: web.Request) -> web.StreamResponse:
         try:

@@ -39,6 +39,7 @@ from kvmesh.blocks.source import Claim, EventAddresses, IndexStatus, SourceState
 from kvmesh.documents.documents import DocumentSource
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.redis_findings import RedisFindings
+from kvmesh.metrics.exposition import Form
 from kvmesh.pods.pod_http import PodPages
 from kvmesh.pods.pod_key import open_key
 
@@ -328,7 +329,7 @@ class IndexerService:
     async def _status(self) -> IndexStatus:
         return replace((await self._writer.read_registry()).status(), findings=self._pod_watch.shown)
 
-    async def _metrics(self) -> bytes:
+    async def _metrics(self, form: Form) -> bytes:
         async with self._rendering:
             try:
                 async with asyncio.timeout(METRICS_REDIS_SECONDS):
@@ -339,7 +340,7 @@ class IndexerService:
             self._telemetry.pod_key(unusable=self._pod_key is not None and bool(self._pod_key.problem))
             if self._pools:
                 self._shown_pools = self._pools_report()
-            return await asyncio.to_thread(self._telemetry.render)  # megabytes where there are thousands of pods
+            return await asyncio.to_thread(self._telemetry.render, form)  # megabytes where there are thousands of pods
 
 
 def _roots(settings: IndexerSettings) -> Callable[[PoolFeed | None], RootKeys]:

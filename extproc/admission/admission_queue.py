@@ -4,7 +4,7 @@ Decides nothing itself: an attempt decides and books in one step, and here is on
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from itertools import islice
@@ -110,6 +110,12 @@ class AdmissionQueue:
         self._timer_at = float("inf")
         self._room_at = float("inf")
         self._is_closed = False
+        self.on_left: Callable[[Ticket, Outcome, float], None] | None = None  # told besides, with the whole ticket
+
+    @property
+    def waiting(self) -> Collection[Ticket]:
+        """Return those that wait, as they are now."""
+        return tuple(self._waiting)
 
     @property
     def depth(self) -> Mapping[str, int]:
@@ -149,7 +155,7 @@ class AdmissionQueue:
         try:
             displaced = self._queue.push(ticket)
         except QueueFullError:
-            self._telemetry.left_queue(ticket.class_name, outcome=Outcome.FULL, seconds=0.0, tenant=ticket.tenant)
+            self._tell_left(ticket, Outcome.FULL, seconds=0.0)
             raise
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = _Waiting(attempt, answer, since=now)
@@ -326,8 +332,12 @@ class AdmissionQueue:
         if not self._waiting:
             self._room_at = float("inf")
             self._stop_timer()
-        seconds = now - waiting.since
+        self._tell_left(ticket, outcome, seconds=now - waiting.since)
+
+    def _tell_left(self, ticket: Ticket, outcome: Outcome, *, seconds: float) -> None:
         self._telemetry.left_queue(ticket.class_name, outcome=outcome, seconds=seconds, tenant=ticket.tenant)
+        if self.on_left is not None:
+            self.on_left(ticket, outcome, seconds)
 
     def _has_left(self, ticket: Ticket, answer: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
         """Clear up after a task that does not take its answer: cancelled, or told why it does not go."""

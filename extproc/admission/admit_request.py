@@ -169,6 +169,8 @@ class RequestAdmission:
             uncached_tokens=max(uncached, 1),
             pool=pool,
             group=asked.group,
+            requested_model=asked.resolved.requested,
+            body_bytes=len(asked.body.raw) if asked.body is not None else 0,
             arrived_at=began,
             deadline=began + _patience(request_class, expectation),
         )

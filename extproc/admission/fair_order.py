@@ -29,6 +29,8 @@ class Ticket(msgspec.Struct, eq=False, kw_only=True):
     group: str = ""
     arrived_at: float  # monotonic seconds
     deadline: float  # monotonic seconds: arrived_at + what the class waits at most
+    requested_model: str | None = None  # as the client wrote it
+    body_bytes: int = 0  # as it came
     gives_way: bool = False  # as one that may be refused, whatever its class: there is no pod to send it on to
     sequence: int = 0  # the queue's own count, set by push: breaks ties
     tried_ceiling: float = 0.0  # set by candidates: how full an endpoint may be for it this time

@@ -54,6 +54,7 @@ from extproc.slo.promise import SLO_HEADERS
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
 OBJECTIVE_HEADER = "x-gateway-inference-objective"
 REASON_HEADER = "x-kvmesh-reason"
+REQUEST_ID_HEADER = "x-request-id"
 UPSTREAM_ADDRESS = "upstream.address"  # an Envoy attribute: host:port, IPv6 bracketed
 CODE_DETAILS = "response.code_details"  # an Envoy attribute: who made the response, and why
 CLUSTER_NAME = "xds.cluster_name"  # an Envoy attribute: the cluster of the request's route
@@ -65,7 +66,7 @@ _SERVED = SERVED_KEY.encode()
 
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
-_OWN_HEADERS = frozenset({":method", ":path", "x-request-id", "traceparent", OBJECTIVE_HEADER})
+_OWN_HEADERS = frozenset({":method", ":path", REQUEST_ID_HEADER, "traceparent", OBJECTIVE_HEADER})
 # what the picker reads of a request besides: the body's form, what names a session, and targets
 FURTHER_HEADERS = frozenset(
     {
@@ -108,7 +109,7 @@ def request_facts(
         method=found.pop(":method", ""),
         path=_path(found.pop(":path", "")),
         objective=found.pop(OBJECTIVE_HEADER, None),
-        request_id=found.pop("x-request-id", ""),
+        request_id=found.pop(REQUEST_ID_HEADER, ""),
         traceparent=found.pop("traceparent", None),
         headers=found,
         subset=_subset(metadata) if metadata is not None else None,
@@ -271,9 +272,11 @@ def _changed_body(step: BodyWithPick) -> bytes:
     return encoded
 
 
-def encode_refusal(error: PickError) -> bytes:
+def encode_refusal(error: PickError, *, request_id: str = "") -> bytes:
     """Encode the answer that ends the request here: an OpenAI error object with the error's status and reason."""
     headers = {**error.headers, "content-type": "application/json", REASON_HEADER: error.reason}
+    if request_id:
+        headers[REQUEST_ID_HEADER] = request_id
     if error.retry_after_seconds is not None:
         headers["retry-after"] = str(error.retry_after_seconds)
     encoded: bytes = ProcessingResponse(

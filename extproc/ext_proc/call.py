@@ -293,9 +293,10 @@ class ExtProcCall:
                 handling = self._open_response(picked.plan, message, served_by)
             elif self._calls.response_is_missed():
                 picked.response_missed("no-response-filter")
-        return self._exchange.response_headers(
-            handling, end_of_stream=message.end_of_stream, headers=picked.response_headers
-        )
+        headers, request_id = picked.response_headers, self._exchange.request_id
+        if request_id:
+            headers = {**headers, ext_proc.REQUEST_ID_HEADER: request_id}
+        return self._exchange.response_headers(handling, end_of_stream=message.end_of_stream, headers=headers)
 
     def _response_alone(self, message: HeadersMessage) -> Sequence[Step]:
         """Serve the filter that sees only responses: the pick, here or on another picker, has left its plan."""
@@ -341,7 +342,7 @@ class ExtProcCall:
 
     def _refuse(self, refusal: PickError) -> None:
         """Answer the client in the pod's place; that is the exchange's last message."""
-        self._stream.send(ext_proc.encode_refusal(refusal))
+        self._stream.send(ext_proc.encode_refusal(refusal, request_id=self._exchange.request_id))
         self._stream.finish()
 
     def _fail(self) -> None:

@@ -225,6 +225,11 @@ class Exchange:
         self._body = b""
 
     @property
+    def request_id(self) -> str:
+        """What Envoy and the client call the request, "" where nobody has named it."""
+        return self._facts.request_id if self._facts is not None else ""
+
+    @property
     def is_response_alone(self) -> bool:
         """Tell whether this stream has had no request: it belongs to the filter that sees responses only."""
         return self._facts is None

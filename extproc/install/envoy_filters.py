@@ -56,6 +56,12 @@ REFUSE_UNPICKED: dict[str, Any] = {
     "abort": {"http_status": 503, "percentage": {"numerator": 100}},
     "headers": [{"name": "x-gateway-destination-endpoint", "present_match": True, "invert_match": True}],
 }
+# The picker sets it on all answers that it sees. This is for Envoy's own, as when no picker is there; not by the
+# connection manager, whose listener may have other routes. Without an id Envoy adds no header.
+REQUEST_ID: dict[str, Any] = {
+    "header": {"key": "x-request-id", "value": "%REQ(X-REQUEST-ID)%"},
+    "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+}
 RETRY_ON = "connect-failure,refused-stream,reset-before-request"  # only what no pod has begun to work on
 
 
@@ -164,6 +170,7 @@ def _route(plan: InstallPlan, wired: Wiring, context: str, where: dict[str, Any]
     value: dict[str, Any] = {
         "route": action,
         "typed_per_filter_config": switched,
+        "response_headers_to_add": [REQUEST_ID],
     }
     if wired.route_buffer_limit:
         value["request_body_buffer_limit"] = BUFFER_BYTES

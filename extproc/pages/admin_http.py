@@ -23,7 +23,7 @@ from extproc.pages.live_watchers import Watcher, as_json
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.admin.admin_gate import BY_TOKEN, AdminGate, refusal_json, server_options
 from kvmesh.errors import SettingError
-from kvmesh.metrics.registry import CONTENT_TYPE
+from kvmesh.metrics.exposition import form_for
 
 # for answers under way; aiohttp waits a minute by default, and for ever with 0
 SHUTDOWN_SECONDS = 1.0
@@ -145,8 +145,9 @@ class AdminServer:
         ready, facts = self._pages.readiness()
         return _json({"ready": ready} | facts, status=200 if ready else 503)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=await self._pages.metrics(), headers={"content-type": CONTENT_TYPE})
+    async def _metrics(self, request: web.Request) -> web.Response:
+        form = form_for(request.headers.get("accept", ""))
+        return web.Response(body=await self._pages.metrics(form), headers={"content-type": form.value})
 
     async def _state(self, request: web.Request) -> Any:
         """`?pool=` of one of several pools."""
@@ -171,12 +172,16 @@ class AdminServer:
         return self._pages.plans(seconds=seconds, pool=request.query.get("pool"))
 
     async def _decisions(self, request: web.Request) -> Any:
-        """`?limit=` so many; `?request_id=` only this request's; `?pool=` only this pool's."""
+        """`?limit=` so many; `?request_id=`, `?decision_id=`, `?pool=` only those of it."""
         limit = request.query.get("limit", str(SHOWN_DECISIONS))
         if not (limit.isascii() and limit.isdigit()) or len(limit) > 6:
             raise BadQueryError(f"limit must be a number of decisions, not {limit[:20]!r}")
-        request_id, pool = request.query.get("request_id"), request.query.get("pool")
-        return self._pages.decisions(limit=int(limit), request_id=request_id, pool=pool)
+        return self._pages.decisions(
+            limit=int(limit),
+            request_id=request.query.get("request_id"),
+            decision_id=request.query.get("decision_id"),
+            pool=request.query.get("pool"),
+        )
 
     async def _prefixes(self, request: web.Request) -> Any:
         """`?limit=` so many nodes; `?pool=` of one of several pools."""

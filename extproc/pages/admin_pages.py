@@ -23,6 +23,7 @@ from extproc.telemetry.process_telemetry import process_text
 from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.index_view import IndexView
+from kvmesh.metrics.exposition import Form
 from kvmesh.metrics.registry import MetricsPage
 from kvmesh.pods.pod_key import PodKey
 
@@ -134,18 +135,19 @@ class PickerPages:
             facts["tokenizers"] |= pool.prompts.engines()
         return self.ready, facts
 
-    async def metrics(self) -> bytes:
-        """Return Prometheus text.
+    async def metrics(self, form: Form = Form.TEXT) -> bytes:
+        """Return the page of metrics.
 
         Every series of a pool that is followed has the label `pool`; pools without requests have none.
         """
         if self._policies is None and (only := self.chosen(None)) is not None:
-            return await only.pool.telemetry.page(ready=self.ready)
-        page = MetricsPage()
+            return await only.pool.telemetry.page(ready=self.ready, form=form)
+        page = MetricsPage(form)
         for name, pool in self._pools.with_requests.items():
             if pool.has_counted:
                 await page.add(pool.telemetry.registry, pool=name)
-        return page.text() + self._pools.registry.text(created=True) + process_text(ready=self.ready)
+        own = self._pools.registry.text(created=True, form=form)
+        return page.text() + own + process_text(ready=self.ready, form=form)
 
     async def state(self, *, pool: str | None = None) -> PickerState | PoolsState:
         """Return one pool's state; without a name the only one's, or that of all in short. Raise UnknownPoolError."""
@@ -160,13 +162,15 @@ class PickerPages:
         ]
         return PoolsState(now=time.time(), pools=self.pools(), endpoints=lines[:LISTED_ENDPOINTS])
 
-    def decisions(self, *, limit: int, request_id: str | None, pool: str | None = None) -> list[DecisionState]:
+    def decisions(
+        self, *, limit: int, request_id: str | None, decision_id: str | None = None, pool: str | None = None
+    ) -> list[DecisionState]:
         """Return the last decisions of a pool or of all, newest first. Raise UnknownPoolError."""
         chosen = self.chosen(pool)
         found = [
             structs.replace(decision, pool=self.shown_name(pages) or None)
             for pages in ([chosen] if chosen is not None else [self._of(each) for each in self._pools.all.values()])
-            for decision in pages.decisions(limit=limit, request_id=request_id)
+            for decision in pages.decisions(limit=limit, request_id=request_id, decision_id=decision_id)
         ]
         return sorted(found, key=lambda decision: -decision.at)[:limit]
 

@@ -152,7 +152,9 @@ def ended_state(ended: Ended, *, decision_id: str | None, at: float) -> EndedEve
 
 
 def record_id(record: DecisionRecord) -> str:
-    """Return a name for a decision: clients choose request ids, so one may come twice."""
+    """Return the decision's name; for an explanation, which has none, one that is no other's."""
+    if record.id:
+        return record.id
     text = f"{record.at!r} {record.facts.request_id}".encode("utf-8", "surrogatepass")
     return blake2b(text, digest_size=8).hexdigest()
 

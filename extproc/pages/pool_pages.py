@@ -206,10 +206,12 @@ class PoolPages:
             degraded=_missing(self.pool.runtime.recent),
         )
 
-    def decisions(self, *, limit: int, request_id: str | None) -> list[DecisionState]:
-        """Return the last decisions with all that they rest on, newest first."""
+    def decisions(self, *, limit: int, request_id: str | None, decision_id: str | None = None) -> list[DecisionState]:
+        """Return the last decisions with all that they rest on, newest first; of one request, or one, where named."""
         wanted = (
-            each for each in self.pool.runtime.recent if request_id is None or each.facts.request_id == request_id
+            each
+            for each in self.pool.runtime.recent
+            if request_id in (None, each.facts.request_id) and decision_id in (None, each.id)
         )
         return [decision_state(record, policy=self.policy) for record in islice(wanted, limit)]
 

@@ -13,6 +13,7 @@ import msgspec
 from extproc.ext_proc.answers import ResponseHead
 from extproc.ext_proc.exchange import NO_HEADERS
 from extproc.pods.inflight import Booking
+from extproc.pools.decision_headers import predicted_anew
 from extproc.pools.request_watch import RequestTrace
 from extproc.quotas.quota import QuotaNote
 from extproc.requests.kept_responses import tag_in, tag_of
@@ -139,6 +140,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
         if from_pod and status < 500 and served_by == first == self.booking.endpoint:  # nearly always
             self.books.endpoint_answered(first, failed=False)
             return
+        self._take_back_prediction(served_by, from_pod=from_pod)
         asked = self._asked(served_by)
         for endpoint in asked[:-1]:
             self.books.endpoint_answered(endpoint, failed=True)  # Envoy's retry went past it
@@ -176,6 +178,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
 
         None: what it will have of cached tokens is not known, and nothing is compared.
         """
+        self.response_headers = predicted_anew(self.response_headers, cached_tokens)
         if cached_tokens is None:
             self.plan = msgspec.structs.replace(self.plan, prediction=None)
         elif (prediction := self.plan.prediction) is not None:
@@ -198,6 +201,10 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
         """Note that the pod will compute the prompt that was to come from a prefill pod."""
         if self.booking is not None:
             self.booking = self.books.computes_itself(self.booking, uncached_tokens)
+
+    def _take_back_prediction(self, served_by: str | None, *, from_pod: bool) -> None:
+        if not from_pod or served_by not in (None, self.endpoints[0]):  # it was said of another pod
+            self.response_headers = predicted_anew(self.response_headers, None)
 
     def _end_leg(self) -> None:
         if self.leg is not None:
@@ -385,6 +392,8 @@ class ReadResponse:
         elif (comparison := compare(self._plan.prediction, usage, first_token_seconds=self._first_seconds)) is None:
             self._missed(NO_CACHED_TOKENS)
         elif self._books is not None:
+            if self._trace is not None and self._trace.span is not None:
+                comparison = msgspec.structs.replace(comparison, trace_id=self._trace.trace_id)
             self._books.realised(comparison)
 
     def _missed(self, why: str) -> None:

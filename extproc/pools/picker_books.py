@@ -122,10 +122,11 @@ class PickerBooks:
         self._telemetry.forget(endpoint)
         self._overload.forget(endpoint)
 
-    def book(self, picked: Picked, *, label: str = "", arrived_at: float | None = None) -> Booking:
+    def book(self, picked: Picked, *, label: str = "", arrived_at: float | None = None, trace_id: str = "") -> Booking:
         """Book a decision: from now on the next pick counts with it.
 
-        `label` as in `remember`; `arrived_at`: monotonic seconds at which its request was complete, by default now.
+        `label` as in `remember`; `arrived_at`: monotonic seconds at which its request was complete, by default now;
+        `trace_id`: "" where it is not traced.
         """
         decision, prepared, now = picked.decision, picked.prepared, self._clock()
         endpoint, request = decision.endpoints[0], prepared.asked.request
@@ -143,14 +144,15 @@ class PickerBooks:
             adapter=prepared.asked.resolved.adapter,
             quota=prepared.quota,
             is_stream=request.stream,
-            counted=self._count(picked, label, arrived_at=now if arrived_at is None else arrived_at),
+            counted=self._count(picked, label, arrived_at=now if arrived_at is None else arrived_at, trace_id=trace_id),
+            trace_id=trace_id,
         )
         self.health.sent(endpoint, now=now)
         if self.shared is not None:
             self.shared.changed()
         return booking
 
-    def _count(self, picked: Picked, label: str, *, arrived_at: float) -> CountedRequest | None:
+    def _count(self, picked: Picked, label: str, *, arrived_at: float, trace_id: str) -> CountedRequest | None:
         """Count a request under the names of the inference extension, if that is wanted."""
         extension = self._telemetry.extension
         if extension is None:
@@ -160,6 +162,7 @@ class PickerBooks:
             model_names(asked.resolved, label),
             priority=asked.request_class.priority_class.priority,
             arrived_at=arrived_at,
+            trace_id=trace_id,
             body_bytes=len(asked.body.raw) if asked.body is not None else None,
             input_tokens=tokens.estimated_tokens if tokens.prompts and tokens.degraded is None else None,
         )
@@ -238,8 +241,15 @@ class PickerBooks:
             seconds_a_token=self.estimates.pace(winner).prefill.seconds_a_token,
             promised_seconds=promised,
         )
-        if self._telemetry.extension is not None and promised is not None:
-            self._telemetry.extension.predicted(model_names(resolved, label), seconds=promised)
+        if self._telemetry.extension is not None:
+            names = model_names(resolved, label)
+            self._telemetry.extension.predicted(names, seconds=promised)
+            self._telemetry.extension.scheduling.given(
+                winner,
+                target=names.target,
+                prompt_tokens=decision.prompt_tokens,
+                matched_tokens=decision.matched_tokens,
+            )
         if winner not in self.picks:
             self._forget(winner)  # gone, and this request's end came first: nothing would forget it any more
 
@@ -303,7 +313,12 @@ class PickerBooks:
             self.shared.ended()
         now = self._clock()
         self._telemetry.exchange_ended(
-            endpoint=booking.endpoint, status=status, model=model, arm=arm, seconds=now - booking.booked_at
+            endpoint=booking.endpoint,
+            status=status,
+            model=model,
+            arm=arm,
+            seconds=now - booking.booked_at,
+            trace_id=sent.trace_id,
         )
         if sent.counted is not None:
             sent.counted.ended(status=status, now=now)
@@ -417,6 +432,7 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None
     quota: QuotaAsk | None
     is_stream: bool
+    trace_id: str = ""  # "": it is not traced
     counted: CountedRequest | None = None  # None: it is not counted under the names of the inference extension
 
 

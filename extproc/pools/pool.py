@@ -337,6 +337,7 @@ class Pool:
             sample_share=self._sample_share(),
             read_below_bytes=settings.read_below_bytes,
             most_endpoints=1 if settings.steering is Steering.ORIGINAL_DST else None,
+            tells_decisions=settings.decision_headers,
             anywhere=self._serving,
             first_pod=self.first_pod,
         )
@@ -424,6 +425,15 @@ class Pool:
             if each.pod
         }
 
+    def _pods_in_parts(self) -> Mapping[str, tuple[str, str, str]]:
+        """Return the endpoints' pods: name, namespace and port; without Kubernetes there are none."""
+        found = {}
+        for each in self.config.endpoints:
+            if each.pod:
+                namespace, _, name = each.pod.rpartition("/")
+                found[each.address] = (name, namespace, each.address.rpartition(":")[2])
+        return found
+
     def _show(self) -> None:
         """Let the metrics page ask what is not counted."""
         queue, degradation, books = self.queue, self.degradation, self.books
@@ -442,6 +452,15 @@ class Pool:
                 self.name.rpartition("/")[2],
                 known=lambda: self.endpoints.known(now=time.monotonic()),
                 pods=self._pods_in_words,
+            )
+            scheduling = self.telemetry.extension.scheduling
+            queue.on_left = scheduling.left_queue
+            scheduling.show(
+                self.name.rpartition("/")[2],
+                waiting=lambda: queue.waiting,
+                pods=self._pods_in_parts,
+                tenant_label=self.telemetry.tenants.label_of,
+                models=lambda: self.runtime.labels,
             )
         self.telemetry.show(
             EndpointView(

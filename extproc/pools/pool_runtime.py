@@ -21,6 +21,7 @@ from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked, PrefixIndex, Prepared, PromptSource
 from extproc.admission.withheld import FIRST_POD
 from extproc.choosing.choose import Choice, Full, PoolView, Snapshot
+from extproc.choosing.decision import Decision
 from extproc.disaggregation.racing import RaceBudget
 from extproc.errors import (
     DEFECT,
@@ -35,6 +36,7 @@ from extproc.ext_proc.exchange import NO_HEADERS, RequestFacts
 from extproc.models.model_rules import ResolvedModel
 from extproc.pods.endpoint import Reachability
 from extproc.pools.booked_exchange import BookedExchange
+from extproc.pools.decision_headers import decision_headers, new_decision_id
 from extproc.pools.picker_books import PickerBooks, model_names
 from extproc.pools.plan_response import Pace, plan_response
 from extproc.pools.prefill_legs import PrefillLegs, PrefillWork
@@ -50,6 +52,7 @@ from extproc.requests.request import TEXT_APIS
 from extproc.slo.judgement import Outcome
 from extproc.slo.promise import AnswerPromise, OpenPromise
 from extproc.telemetry.degradation_log import DegradationLog
+from extproc.telemetry.extension_metrics import ModelNames
 from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from extproc.telemetry.picker_telemetry import PickerTelemetry
 
@@ -64,12 +67,13 @@ class PendingPick:
     """One pick that is under way, and what is to be noted or given back when it ends."""
 
     __slots__ = (
-        *("arrived_at", "asked", "facts", "is_held", "phases", "prefill", "prepared", "queued_seconds", "quota"),
-        "trace",
+        *("arrived_at", "asked", "decision_id", "facts", "is_held", "phases", "prefill", "prepared", "queued_seconds"),
+        *("quota", "trace"),
     )
 
     def __init__(self, facts: RequestFacts, trace: RequestTrace | None = None, *, arrived_at: float = 0.0) -> None:
         self.facts = facts
+        self.decision_id = new_decision_id()
         self.arrived_at = arrived_at  # monotonic seconds at which the request was complete
         self.trace = trace  # None: it is not observed
         self.asked: AskedRequest | None = None  # once it is read
@@ -114,6 +118,7 @@ class PoolRuntime:
     sample_share: float = 0.0  # of the responses that are read
     read_below_bytes: int = 0
     most_endpoints: int | None = None  # that an answer to Envoy names; None: as the policy has it
+    tells_decisions: bool = False  # to clients, in headers of the answer
     # endpoints that a request may go to without a decision; none where the pool fails closed
     anywhere: Callable[[], Sequence[str]] = tuple
     first_pod: FirstPodWaits | None = None  # None: no request waits for one
@@ -136,8 +141,9 @@ class PoolRuntime:
     def end(self, pending: PendingPick) -> None:
         """Count a pick that is over, whatever it came to."""
         self.under_way -= 1
+        trace_id = pending.trace.trace_id if pending.trace is not None else ""
         for name, seconds in pending.phases.items():
-            self.telemetry.phase(name, seconds)
+            self.telemetry.phase(name, seconds, trace_id=trace_id)
         if pending.asked is None:
             return
         if ignored := pending.asked.request_class.ignored_objective:
@@ -184,13 +190,18 @@ class PoolRuntime:
         exchange = BookedExchange(
             books=self.books,
             endpoints=decision.endpoints[: self.most_endpoints],
-            booking=self.books.book(picked, label=label, arrived_at=pending.arrived_at),
+            booking=self.books.book(
+                picked,
+                label=label,
+                arrived_at=pending.arrived_at,
+                trace_id=trace.trace_id if trace is not None else "",
+            ),
             model=label,
             arm=resolved.arm,
             body=body,
             response_id=response_id,
             removed_headers=prepared.sent.removed_headers,
-            response_headers=prepared.response_headers,
+            response_headers=self.told(pending, prepared.response_headers, decision),
             plan=plan,
             trace=trace,
             promise=promise,
@@ -208,12 +219,26 @@ class PoolRuntime:
             trace.will_be_read(plan)
             trace.prompt_key, trace.queued_seconds = _prompt_key(prepared), pending.queued_seconds
         # the answer leaves in this turn of the loop; what need not be ready for it comes after it
-        asyncio.get_running_loop().call_soon(self._remember, picked, trace, label)
+        asyncio.get_running_loop().call_soon(self._remember, picked, pending, label)
         return exchange
+
+    def _names(self, pending: PendingPick) -> ModelNames:
+        """Return a request's models as the inference extension's metrics name them."""
+        resolved = pending.asked.resolved if pending.asked is not None else None
+        return model_names(resolved, self._label(resolved) if resolved is not None else "")
 
     def _label(self, resolved: ResolvedModel) -> str:
         """Return the model that was asked for, if it may be a metric's label."""
         return resolved.requested if resolved.requested is not None and resolved.requested in self.labels else ""
+
+    def told(
+        self, pending: PendingPick, headers: Mapping[str, str], decision: Decision | None = None
+    ) -> Mapping[str, str]:
+        """Add what the client is told of the decision to the headers of its answer."""
+        if not self.tells_decisions:
+            return headers
+        predicted = decision.matched_tokens if decision is not None and decision.prompt_tokens else None
+        return {**headers, **decision_headers(pending.decision_id, predicted_tokens=predicted)}
 
     def serves(self, endpoint: str) -> bool:
         """Tell whether an endpoint may get requests now, as far as is known."""
@@ -245,9 +270,11 @@ class PoolRuntime:
                 self._tell(pending, RequestOutcome.ABANDONED, _refusal_record(pending, left))
             return None
         refusal = error if isinstance(error, PickError) else InternalPickError(DEFECT)
+        refusal.headers = self.told(pending, refusal.headers)
         if refusal is not error:
             request_id = pending.facts.request_id
-            log.error("a pick failed; the client gets a 500", exc_info=error, extra={"request_id": request_id})
+            ids = {"request_id": request_id, "decision_id": pending.decision_id}
+            log.error("a pick failed; the client gets a 500", exc_info=error, extra=ids)
         if isinstance(refusal, NoReadyEndpointError):
             self._count_no_pod(pending, refusal)
         if isinstance(refusal, NoReadyEndpointError | InternalPickError):
@@ -257,9 +284,7 @@ class PoolRuntime:
         self._count_refused(pending, refusal)
         self.telemetry.refused(refusal.reason)
         if self.telemetry.extension is not None:
-            resolved = pending.asked.resolved if pending.asked is not None else None
-            names = model_names(resolved, self._label(resolved) if resolved is not None else "")
-            self.telemetry.extension.refused(names, status=refusal.status)
+            self.telemetry.extension.refused(self._names(pending), status=refusal.status)
         record = _refusal_record(pending, refusal)
         self.recent.appendleft(record)
         self._tell(pending, RequestOutcome.REFUSED, record)
@@ -267,6 +292,8 @@ class PoolRuntime:
 
     def _count_no_pod(self, pending: PendingPick, refusal: NoReadyEndpointError) -> None:
         self.overload.found_no_pod()
+        if self.telemetry.extension is not None:
+            self.telemetry.extension.scheduling.not_given(target=self._names(pending).target)
         if isinstance(refusal, FirstPodLateError):
             pending.queued_seconds = refusal.waited_seconds
         elif self.first_pod is not None and pending.asked is not None and self.first_pod.would_be_due():
@@ -367,6 +394,7 @@ class PoolRuntime:
             books=self.books,
             endpoints=chosen,
             booking=None,
+            response_headers=self.told(pending, NO_HEADERS),
             trace=trace,
             set_headers=trace.set_headers if trace is not None else NO_HEADERS,
         )
@@ -382,8 +410,8 @@ class PoolRuntime:
             trace.prompt_key = _prompt_key(pending.prepared)
         asyncio.get_running_loop().call_soon(partial(trace.decided, kind, record, endpoint=endpoint))
 
-    def _remember(self, picked: Picked, trace: RequestTrace | None, label: str) -> None:
-        decision, asked = picked.decision, picked.prepared.asked
+    def _remember(self, picked: Picked, pending: PendingPick, label: str) -> None:
+        decision, asked, trace = picked.decision, picked.prepared.asked, pending.trace
         self.picked_at = now = self.clock()
         if decision.degraded:
             self.degradations.note(decision.degraded, now=now)
@@ -391,6 +419,7 @@ class PoolRuntime:
         summary = picked.prepared.summary
         record = DecisionRecord(
             at=time.time(),
+            id=pending.decision_id,
             facts=asked.facts,
             model=summary.model,
             outcome=decision,
@@ -412,7 +441,9 @@ def _refusal_record(pending: PendingPick, refusal: PickError) -> DecisionRecord:
     elif pending.asked is not None:
         asked = pending.asked.summary()
     model = asked.model if asked is not None else None
-    return DecisionRecord(at=time.time(), facts=pending.facts, model=model, outcome=refusal, asked=asked)
+    return DecisionRecord(
+        at=time.time(), id=pending.decision_id, facts=pending.facts, model=model, outcome=refusal, asked=asked
+    )
 
 
 def _prompt_key(prepared: Prepared) -> bytes:

@@ -21,6 +21,7 @@ from extproc.policy.model_tokens import ModelTokens
 from extproc.policy.pool_config import PoolConfig
 from extproc.policy.scale_problems import ScaleProblem
 from extproc.pools.booked_exchange import ReadResponse
+from extproc.pools.decision_headers import decision_headers, new_decision_id
 from extproc.pools.pool import Pool
 from extproc.pools.pool_hosts import PoolHosts, PoolPickers, pools_of_cluster
 from extproc.pools.shared_resources import SharedResources
@@ -121,7 +122,9 @@ class Pools:
         watch = self._resources.watch
         trace = watch.open("", facts) if watch.is_used else None
         if trace is not None:
-            record = DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal)
+            record = DecisionRecord(at=time.time(), id=new_decision_id(), facts=facts, model=None, outcome=refusal)
+            if self._resources.settings.decision_headers:
+                refusal.headers = {**refusal.headers, **decision_headers(record.id)}
             asyncio.get_running_loop().call_soon(trace.decided, RequestOutcome.REFUSED, record)
 
     # --- what there is --------------------------------------------------------------------------------------------

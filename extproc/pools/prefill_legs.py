@@ -251,7 +251,8 @@ class PrefillLegs:
         booking, leg.booking = leg.booking, None
         self._books.release_leg(booking)
         place, seconds = leg.place, self._clock() - leg.began
-        self._telemetry.leg_ended(place.endpoint, outcome, seconds=seconds)
+        trace_id = work.trace.trace_id if work.trace is not None else ""
+        self._telemetry.leg_ended(place.endpoint, outcome, seconds=seconds, trace_id=trace_id)
         if outcome in (LegOutcome.LOST, LegOutcome.LATE):
             part = 1.0 if outcome is LegOutcome.LATE else min(seconds / max(place.leg_seconds, LEAST_SECONDS), 1.0)
             self._telemetry.lost(seconds=seconds, tokens=part * place.uncached_tokens)

@@ -165,6 +165,11 @@ class RequestTrace:
         state = {"tracestate": span.tracestate} if span.tracestate else {}
         return {"traceparent": span.traceparent} | state
 
+    @property
+    def trace_id(self) -> str:
+        """The trace's name as headers have it; "" where the request is not traced."""
+        return f"{self.span.trace_id:032x}" if self.span is not None else ""
+
     def will_be_read(self, plan: ResponsePlan) -> None:
         """Expect the response that has this plan to be read here, until the exchange ends."""
         key = _reading_key(plan)

@@ -31,6 +31,7 @@ class AccessRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     fate: str
     pool: str = ""
     request_id: str = ""
+    decision_id: str = ""  # `x-kvmesh-decision-id` of the answer
     method: str = ""
     path: str = ""  # without its query
     tenant: str | None = None  # keyed hash
@@ -108,6 +109,7 @@ def record_of_decision(decided: Decided, names: NameHashes) -> AccessRecord:
         fate=decided.outcome_kind.value,
         pool=decided.pool,
         request_id=facts.request_id[:LONGEST_TEXT],
+        decision_id=record.id,
         method=facts.method[:LONGEST_TEXT],
         path=(path if "?" not in path else path.partition("?")[0])[:LONGEST_TEXT],
         endpoint=decided.endpoint,

@@ -328,6 +328,7 @@ def _pick(decided: Decided, span: SpanContext) -> _Pick:
         "http.request.method": record.facts.method[:LONGEST_TEXT],
         "url.path": record.facts.path.partition("?")[0][:LONGEST_TEXT],
         "kvmesh.request_id": record.facts.request_id[:LONGEST_TEXT],
+        "kvmesh.decision_id": record.id,
         "gen_ai.provider.name": "vllm",
     }
     if decided.pool:

@@ -48,6 +48,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     requested: str = ""  # the configured name that the client asked for, "" where it is none
     generated_tokens: int = 0
     first_token_seconds: float | None = None  # from the pick to the first bytes of a stream's body
+    trace_id: str = ""  # of the request, where it is traced
     prompt_error_tokens: int  # the pod's count - ours: not 0 where our tokens are not the pod's; 0 if ours is not known
 
 

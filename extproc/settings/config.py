@@ -135,9 +135,15 @@ class PickerSettings:
     )
     extension_metrics: bool = setting(
         False,
-        "Show metrics under the names of the Gateway API inference extension, too: inference_pool_* and "
-        "inference_objective_* (docs/reference/metrics.md).",
+        "Show metrics under the names of the Gateway API inference extension, too: inference_pool_*, "
+        "inference_objective_* and inference_extension_* (docs/reference/metrics.md).",
         "inference_extension_metrics",
+    )
+    decision_headers: bool = setting(
+        True,
+        "Tell clients in x-kvmesh-decision-id and x-kvmesh-predicted-cached-tokens how their request was decided "
+        "(docs/reference/requests.md#what-an-answer-tells).",
+        switch="--decision-headers/--no-decision-headers",
     )
     grpc_tls: GrpcTlsSettings = group(GrpcTlsSettings())
     external_metrics: ExternalMetricsSettings = group(ExternalMetricsSettings())

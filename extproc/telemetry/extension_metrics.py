@@ -1,8 +1,8 @@
 """Metrics under the names of the Gateway API inference extension, for dashboards and autoscalers that know them.
 
-`inference_pool_*` and `inference_objective_*` of its release 1.5.0: names, types, labels and buckets are its own; a
-test compares them with its list. Left out is what would need every answer to be read (docs/reference/metrics.md). Off
-unless asked for.
+`inference_pool_*` and `inference_objective_*` of its release 1.5.0, beside those of `extension_scheduling`: names,
+types, labels and buckets are its own; a test compares them with its list. Left out is what would need every answer to
+be read (docs/reference/metrics.md). Off unless asked for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,7 @@ from http import HTTPStatus
 from statistics import fmean
 
 from extproc.pods.endpoint import EndpointStatus, Reachability
+from extproc.telemetry.extension_scheduling import SCHEDULING_METRICS, ExtensionScheduling
 from extproc.telemetry.metrics import OTHER
 from kvmesh.metrics.metric import Metric, Over, counter, gauge, histogram
 from kvmesh.metrics.registry import Histogram, Reading, Registry, Value
@@ -80,6 +81,7 @@ RUNNING_REQUESTS = gauge(
 EXTENSION_METRICS: Sequence[Metric] = (
     *(KV_CACHE, QUEUE_SIZE, RUNNING, READY_PODS, POD_QUEUE_SIZE),
     *(REQUESTS, ERRORS, DURATION, SIZES, INPUT_TOKENS, PREDICTED_TTFT, RUNNING_REQUESTS),
+    *SCHEDULING_METRICS,
 )
 
 # its words for what a client is told (pkg/common/error)
@@ -129,12 +131,13 @@ class CountedRequest:
     counts: "ExtensionTelemetry"
     of_model: _OfModel
     arrived_at: float  # monotonic seconds
+    trace_id: str  # "": it is not traced
 
     def ended(self, *, status: int, now: float) -> None:
         """Count its end; `status` is the pod's, 0 where none came."""
         self.of_model.running.value -= 1
         if status:
-            self.of_model.durations.observe(max(now - self.arrived_at, 0.0))
+            self.of_model.durations.observe(max(now - self.arrived_at, 0.0), self.trace_id)
         if status not in {0, HTTPStatus.OK}:
             self.counts.failed(self.of_model.names, _MODEL_SERVER_ERROR)
 
@@ -143,6 +146,7 @@ class ExtensionTelemetry:
     """What is counted of one pool under these names."""
 
     def __init__(self, registry: Registry, *, most_models: int = MOST_MODELS) -> None:
+        self.scheduling = ExtensionScheduling(registry)
         self._registry = registry
         self._most_models = most_models
         self._requests = registry.values(REQUESTS)
@@ -155,7 +159,14 @@ class ExtensionTelemetry:
         self._models: dict[ModelNames, _OfModel] = {}
 
     def routed(
-        self, names: ModelNames, *, priority: int, arrived_at: float, body_bytes: int | None, input_tokens: int | None
+        self,
+        names: ModelNames,
+        *,
+        priority: int,
+        arrived_at: float,
+        body_bytes: int | None,
+        input_tokens: int | None,
+        trace_id: str = "",
     ) -> CountedRequest:
         """Count a request that was given a pod. None: its body did not come here, its tokens are not known exactly."""
         of_model = self._of_model(names)
@@ -165,7 +176,7 @@ class ExtensionTelemetry:
             of_model.sizes.observe(body_bytes)
         if input_tokens:
             of_model.input_tokens.observe(input_tokens)
-        return CountedRequest(counts=self, of_model=of_model, arrived_at=arrived_at)
+        return CountedRequest(counts=self, of_model=of_model, arrived_at=arrived_at, trace_id=trace_id)
 
     def predicted(self, names: ModelNames, *, seconds: float) -> None:
         """Count the time to the first token that a pick expects."""

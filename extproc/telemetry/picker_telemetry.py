@@ -16,12 +16,13 @@ from extproc.telemetry.process_telemetry import process_text
 from extproc.telemetry.shadow_telemetry import ShadowTelemetry
 from extproc.telemetry.slo_telemetry import SloTelemetry
 from extproc.telemetry.tenant_telemetry import TenantTelemetry
+from kvmesh.metrics.exposition import Form
 from kvmesh.metrics.registry import Histogram, MetricsPage, Registry, Value
 
-QUEUE = "queue"
+QUEUE, DECIDE = "queue", "decide"
 MOST_MODELS = 100  # models and arms of splits with series of their own; all others are `other`
 SECONDS_AN_HOUR = 3600.0
-PHASES = ("parse", "tokenize", "lookup", "decide", QUEUE)
+PHASES = ("parse", "tokenize", "lookup", DECIDE, QUEUE)
 
 
 class PickerTelemetry:
@@ -62,9 +63,11 @@ class PickerTelemetry:
         self.shadow = ShadowTelemetry(registry)
         self._model_findings = registry.values(metrics.MODEL_FINDING)
 
-    def phase(self, name: str, seconds: float) -> None:
-        """Record how long one phase of a pick took."""
-        self._phases[name].observe(seconds)
+    def phase(self, name: str, seconds: float, *, trace_id: str = "") -> None:
+        """Record how long one phase of a pick took; `trace_id`: of its request, "" where it is not traced."""
+        self._phases[name].observe(seconds, trace_id)
+        if self.extension is not None and name == DECIDE:
+            self.extension.scheduling.decided(seconds)
 
     def routed(
         self,
@@ -118,14 +121,21 @@ class PickerTelemetry:
         self._outcomes.of(reason).value += 1
 
     def exchange_ended(
-        self, *, endpoint: str, status: int, model: str = "", arm: str = "", seconds: float | None = None
+        self,
+        *,
+        endpoint: str,
+        status: int,
+        model: str = "",
+        arm: str = "",
+        seconds: float | None = None,
+        trace_id: str = "",
     ) -> None:
         """Count the end of a routed request; `status` is the pod's, 0 where none came; names are configured ones.
 
-        `seconds`: since it was booked.
+        `seconds`: since it was booked; `trace_id`: "" where it is not traced.
         """
         if seconds is not None:
-            self.models.ended(model, arm, seconds=seconds)
+            self.models.ended(model, arm, seconds=seconds, trace_id=trace_id)
         outcome = f"{status // 100}xx" if status else "none"
         self._bookings.of(endpoint).value -= 1
         self._responses.of(endpoint, outcome).value += 1
@@ -160,6 +170,8 @@ class PickerTelemetry:
         for family in (self._picks, self._bookings, self._rerouted, self._failures, self._responses, self._findings):
             family.drop("endpoint", (endpoint,))
         self.prefill.forget(endpoint)
+        if self.extension is not None:
+            self.extension.scheduling.forget(endpoint)
 
     def reconfigure(self, policy: PickPolicy) -> None:
         """Go by another policy from now on: its tenants, its price, its targets."""
@@ -190,11 +202,11 @@ class PickerTelemetry:
         """Show that a finding about a model has appeared or healed."""
         self._model_findings.of(reason, model).value = stands
 
-    async def page(self, *, ready: bool = False) -> bytes:
-        """Return all metrics as Prometheus text, those of the process at the end; `ready`: traffic may come."""
-        page = MetricsPage()
+    async def page(self, *, ready: bool = False, form: Form = Form.TEXT) -> bytes:
+        """Return all metrics, those of the process at the end; `ready`: traffic may come."""
+        page = MetricsPage(form)
         await page.add(self.registry)
-        return page.text() + process_text(ready=ready)
+        return page.text() + process_text(ready=ready, form=form)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -276,9 +288,9 @@ class ModelTelemetry:
             if self._price_a_second:
                 self._money.of(of_served.name, self._currency).value += seconds * self._price_a_second
 
-    def ended(self, model: str, arm: str, *, seconds: float) -> None:
+    def ended(self, model: str, arm: str, *, seconds: float, trace_id: str = "") -> None:
         """Count how long an exchange took."""
-        (self._arms.get((model, arm)) or self._new_arm(model, arm)).requests.observe(seconds)
+        (self._arms.get((model, arm)) or self._new_arm(model, arm)).requests.observe(seconds, trace_id)
 
     def realised(self, comparison: Comparison, *, seconds_a_token: float) -> None:
         """Count a response whose usage was read."""
@@ -289,7 +301,7 @@ class ModelTelemetry:
         counts.generated_tokens.value += comparison.generated_tokens
         counts.usages.value += 1
         if comparison.first_token_seconds is not None:
-            counts.first_tokens.observe(comparison.first_token_seconds)
+            counts.first_tokens.observe(comparison.first_token_seconds, comparison.trace_id)
 
     def _new_served(self, model: str) -> _Served:
         if len(self._served) >= self._most_models:

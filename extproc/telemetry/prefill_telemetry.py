@@ -28,11 +28,11 @@ class PrefillTelemetry:
         """Count a prompt whose legs have all failed: the decode pod computes it."""
         self._prompts.of(FELL_BACK).value += 1
 
-    def leg_ended(self, endpoint: str, outcome: LegOutcome, *, seconds: float) -> None:
-        """Count a leg; `seconds` from the request to the prefill pod to its answer."""
+    def leg_ended(self, endpoint: str, outcome: LegOutcome, *, seconds: float, trace_id: str = "") -> None:
+        """Count a leg; `seconds` from the request to the prefill pod to its answer; `trace_id` "": it is not traced."""
         self._legs.of(endpoint, outcome.value).value += 1
         if outcome is LegOutcome.ANSWERED:
-            self._seconds.observe(seconds)
+            self._seconds.observe(seconds, trace_id)
 
     def raced(self, winner: str) -> None:
         """Count a race that is over; `winner` is FIRST, SECOND or NONE."""

@@ -11,6 +11,7 @@ from extproc.records.access_log import RecordBuffer
 from extproc.telemetry import metrics, scale_metrics
 from extproc.telemetry.tenant_telemetry import ANY, MOST_TENANTS
 from kvmesh.index.redis_reader import PrefixIndexReader
+from kvmesh.metrics.exposition import Form
 from kvmesh.metrics.process_metrics import show_process
 from kvmesh.metrics.registry import Reading, Registry, Value
 from kvmesh.pods.pod_key import PodKey
@@ -112,8 +113,8 @@ def _process() -> tuple[Registry, Value]:
     return registry, registry.values(metrics.READY).of()
 
 
-def process_text(*, ready: bool) -> bytes:
-    """Return the part of a page that is of the process, whatever pools it serves; `ready`: traffic may come."""
+def process_text(*, ready: bool, form: Form = Form.TEXT) -> bytes:
+    """Return the last part of a page: of the process, whatever pools it serves; `ready`: traffic may come."""
     registry, shown = _process()
     shown.value = ready
-    return registry.text()
+    return registry.text(form=form) + form.end

@@ -13,6 +13,7 @@ from kv_indexer.telemetry.redis_telemetry import REDIS_METRICS, RedisFacts
 from kv_indexer.watch.stream_activity import StreamActivity
 from kvmesh.blocks.findings import Finding, FindingReason
 from kvmesh.blocks.source import SourceState, SourceStatus, Stream
+from kvmesh.metrics.exposition import Form
 from kvmesh.metrics.metric import Metric
 from kvmesh.metrics.process_metrics import show_process
 from kvmesh.metrics.registry import Registry, Rows
@@ -186,9 +187,9 @@ class PrometheusTelemetry:
         """Show the pools of the report that this returns at the time of each page."""
         self.registry.read(lambda: pool_metrics(report()))
 
-    def render(self) -> bytes:
+    def render(self, form: Form = Form.TEXT) -> bytes:
         """Return the page of metrics; may be called in another thread."""
-        return self.registry.text(created=True)
+        return self.registry.text(created=True, form=form) + form.end
 
     def _activity(self, stream: Stream) -> StreamActivity:
         return self.activities.get(stream) or self.activities.setdefault(stream, StreamActivity())

@@ -1,8 +1,7 @@
-"""Counts, and shows what was counted in Prometheus' text format.
+"""Counts, and shows what was counted in Prometheus' text format or in OpenMetrics.
 
 A series is a plain number: `family.of("a").value += 1` takes some 90 ns, and 20 where the series is kept. One thread
 counts. The page may be made in turns of the event loop (`MetricsPage`), or by another thread (`Registry.text`).
-Format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 docs/decisions/0008-one-way-to-count.md says why this is not a library's.
 """
 
@@ -13,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import accumulate, islice
 from typing import Generic, TypeVar
 
+from kvmesh.metrics.exposition import Form
 from kvmesh.metrics.metric import Kind, Metric
 
-CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 LINES_AT_ONCE = 100  # less than a millisecond
 TURN_SECONDS = 0.002
 SPECIAL = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
@@ -34,7 +33,7 @@ class Value:
         self.created_at = time.time()
         self.value = 0.0
 
-    def lines(self, name: str, label: str) -> Iterable[str]:
+    def lines(self, name: str, label: str, form: Form) -> Iterable[str]:  # noqa: ARG002 - as of histograms
         """Return its lines of the page; `label` is put before its own."""
         return (f"{name}{_braces(label, self.labels)} {_number(self.value)}\n",)
 
@@ -42,7 +41,7 @@ class Value:
 class Histogram:
     """One series of a histogram."""
 
-    __slots__ = ("bounds", "counts", "created_at", "labels", "sum")
+    __slots__ = ("bounds", "counts", "created_at", "exemplars", "labels", "sum")
 
     def __init__(self, metric: Metric, values: tuple[str, ...]) -> None:
         self.labels = _labels(metric, values)
@@ -50,23 +49,31 @@ class Histogram:
         self.bounds = metric.bounds
         self.counts = [0.0] * (len(metric.bounds) + 1)  # by bucket, not cumulative; the last bucket has no bound
         self.sum = 0.0
+        self.exemplars: dict[int, str] = {}  # by bucket, the last one, as OpenMetrics writes it
 
-    def observe(self, value: float) -> None:
-        """Count one observation; a bucket's bound belongs to the bucket."""
-        self.counts[bisect_left(self.bounds, value)] += 1
+    def observe(self, value: float, trace_id: str = "") -> None:
+        """Count one observation; a bucket's bound belongs to the bucket. `trace_id`: of its request, "" for none."""
+        bucket = bisect_left(self.bounds, value)
+        self.counts[bucket] += 1
         self.sum += value
+        if trace_id:
+            self.exemplars[bucket] = f' # {{trace_id="{trace_id}"}} {_number(value)} {_number(time.time())}'
 
-    def lines(self, name: str, label: str) -> Iterable[str]:
+    def lines(self, name: str, label: str, form: Form) -> Iterable[str]:
         """Return its lines of the page; `label` is put before its own."""
         labels, cumulative = _braces(label, self.labels), tuple(accumulate(self.counts))
         before = f"{name}_bucket{{{labels[1:-1]}," if labels else f"{name}_bucket{{"
         bounds = (*map(_number, self.bounds), "+Inf")
-        # where observations may be negative, their sum may fall, and a rate of it would mean nothing
-        total = (f"{name}_sum{labels} {_number(self.sum)}\n",) if min(self.bounds, default=0.0) >= 0 else ()
+        shown = self.exemplars if form is Form.OPENMETRICS else {}
+        totals: tuple[str, ...] = (f"{name}_count{labels} {_number(cumulative[-1])}\n",)
+        if min(self.bounds, default=0.0) >= 0:
+            totals += (f"{name}_sum{labels} {_number(self.sum)}\n",)
+        elif form is Form.OPENMETRICS:
+            totals = ()  # it has both or neither: where observations may be negative, their sum may fall
+        buckets = enumerate(zip(bounds, cumulative, strict=True))
         return (
-            *(f'{before}le="{bound}"}} {_number(n)}\n' for bound, n in zip(bounds, cumulative, strict=True)),
-            f"{name}_count{labels} {_number(cumulative[-1])}\n",
-            *total,
+            *(f'{before}le="{bound}"}} {_number(n)}{shown.get(at, "")}\n' for at, (bound, n) in buckets),
+            *totals,
         )
 
 
@@ -99,14 +106,26 @@ class Family(Generic[S]):
         for values in [values for values in self.series if values[at] in gone]:
             del self.series[values]
 
-    def shown(self, label: str, *, created: bool) -> Iterator[tuple[bytes, Iterator[str]]]:
-        """Yield the comment and the lines of the metric, then those of the times at which its series began."""
+    def shown(self, label: str, *, created: bool, form: Form) -> Iterator[tuple[bytes, Iterator[str]]]:
+        """Yield the comment and the lines of the metric, then those of the times at which its series began.
+
+        In OpenMetrics these times are part of the metric, each beside its series.
+        """
         metric, series = self.metric, self.series.copy()  # another thread may count meanwhile
-        yield _comment(metric), (line for each in series.values() for line in each.lines(metric.name, label))
-        if created and series and metric.kind is not Kind.GAUGE:
-            name = f"{metric.name.removesuffix('_total')}_created"
-            lines = (f"{name}{_braces(label, each.labels)} {_number(each.created_at)}\n" for each in series.values())
-            yield _comment(Metric(name=name, kind=Kind.GAUGE, text=metric.text)), lines
+        name = f"{family_name(metric)}_created"
+        has_times = created and metric.kind is not Kind.GAUGE
+
+        def began(each: S) -> str:
+            return f"{name}{_braces(label, each.labels)} {_number(each.created_at)}\n"
+
+        def lines(each: S) -> Iterable[str]:
+            found: Iterable[str] = each.lines(metric.name, label, form)
+            return (*found, began(each)) if has_times and form is Form.OPENMETRICS else found
+
+        yield _comment(metric, form), (line for each in series.values() for line in lines(each))
+        if has_times and series and form is Form.TEXT:
+            of_times = Metric(name=name, kind=Kind.GAUGE, text=metric.text)
+            yield _comment(of_times, form), (began(each) for each in series.values())
 
 
 class Registry:
@@ -137,22 +156,27 @@ class Registry:
         self._sources.append(family)
         return family
 
-    def pieces(self, *, label: str = "", created: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    def pieces(
+        self, *, label: str = "", created: bool = False, form: Form = Form.TEXT
+    ) -> Iterator[tuple[bytes, bytes]]:
         """Yield the comment and the lines of one metric after the other, LINES_AT_ONCE lines at most a time.
 
         `label`: put first into each series, as `name="value"`. `created`: also show when counters and histograms began.
         """
         for source in tuple(self._sources):
-            shown = source.shown(label, created=created) if isinstance(source, Family) else _shown(source(), label)
+            if isinstance(source, Family):
+                shown = source.shown(label, created=created, form=form)
+            else:
+                shown = _shown(source(), label, form)
             for comment, lines in shown:
                 yield comment, "".join(islice(lines, LINES_AT_ONCE)).encode("utf-8", "replace")
                 while some := "".join(islice(lines, LINES_AT_ONCE)):
                     yield comment, some.encode("utf-8", "replace")
 
-    def text(self, *, created: bool = False) -> bytes:
-        """Return the page at once."""
-        page = MetricsPage()
-        for comment, lines in self.pieces(created=created):
+    def text(self, *, created: bool = False, form: Form = Form.TEXT) -> bytes:
+        """Return the page at once, without its end."""
+        page = MetricsPage(form)
+        for comment, lines in self.pieces(created=created, form=form):
             page.take(comment, lines)
         return page.text()
 
@@ -163,14 +187,15 @@ class MetricsPage:
     With hundreds of endpoints a page takes some ten milliseconds, for which picks would have to wait.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, form: Form = Form.TEXT, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._form = form
         self._lines: dict[bytes, list[bytes]] = {}  # by comment, in the order of the first registry
         self._clock = clock
 
     async def add(self, registry: Registry, **labels: str) -> None:
         """Add the metrics of a registry, with this label in each series, if one is given."""
         label, began = ",".join(_pairs(labels.items())), self._clock()
-        for comment, lines in registry.pieces(label=label):
+        for comment, lines in registry.pieces(label=label, form=self._form):
             self.take(comment, lines)
             if self._clock() - began >= TURN_SECONDS:
                 await asyncio.sleep(0)
@@ -181,22 +206,29 @@ class MetricsPage:
         self._lines.setdefault(comment, []).append(lines)
 
     def text(self) -> bytes:
-        """Return the page."""
+        """Return the page, without its end."""
         return b"".join(part for comment, lines in self._lines.items() for part in (comment, *lines))
 
 
-def _shown(reading: Reading, label: str) -> Iterator[tuple[bytes, Iterator[str]]]:
+def _shown(reading: Reading, label: str, form: Form) -> Iterator[tuple[bytes, Iterator[str]]]:
     for metric, rows in reading:
-        yield _comment(metric), _lines(metric, rows, label)
+        yield _comment(metric, form), _lines(metric, rows, label)
 
 
 def _lines(metric: Metric, rows: Rows, label: str) -> Iterator[str]:
     return (f"{metric.name}{_braces(label, _labels(metric, values))} {_number(value)}\n" for values, value in rows)
 
 
-def _comment(metric: Metric) -> bytes:
-    text = metric.text.replace("\\", r"\\").replace("\n", r"\n")
-    return f"# HELP {metric.name} {text}\n# TYPE {metric.name} {metric.kind}\n".encode()
+def family_name(metric: Metric) -> str:
+    """Return the name that OpenMetrics has for all samples of a metric: a counter's without its _total."""
+    return metric.name.removesuffix("_total") if metric.kind is Kind.COUNTER else metric.name
+
+
+def _comment(metric: Metric, form: Form) -> bytes:
+    name, text = metric.name, metric.text.replace("\\", r"\\").replace("\n", r"\n")
+    if form is Form.OPENMETRICS:
+        name, text = family_name(metric), text.replace('"', r"\"")
+    return f"# HELP {name} {text}\n# TYPE {name} {metric.kind}\n".encode()
 
 
 def _labels(metric: Metric, values: tuple[str, ...]) -> str:

@@ -256,6 +256,7 @@ async def shown(mesh: WatchedMesh, panel: Json, asked: str) -> list[Series]:
 def as_grafana_asks(expr: str, *, endpoint: str) -> str:
     """Return the expression with variables at "all"; $__rate_interval is what four scrapes take, as in Grafana."""
     values = {"$__rate_interval": "4s", "$__range": "60s", "$pool": ".*", "$class": ".*", "$endpoint": endpoint}
+    values |= {"$cluster": ".*", "$namespace": ".*"}
     for name, value in values.items():
         expr = expr.replace(name, value)
     assert not re.search(r"\$\w", expr), expr

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.telemetry import metrics as picker
@@ -135,6 +136,25 @@ async def test_every_series_of_both_processes_is_documented(mesh: Stack) -> None
             kind, labels = declared[family.name + ("_total" if family.type == "counter" else "")]
             assert family.type == kind
             assert all(sample.labels.keys() - {"le"} == labels for sample in family.samples)
+
+
+@pytest.mark.parametrize("which", ["admin", "indexer_admin"])
+async def test_who_asks_for_openmetrics_gets_the_same_series_in_it(mesh: Stack, which: str) -> None:
+    assert await say(mesh) == 200
+    accept = {"accept": "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.7"}
+    async with mesh.http.get(f"{mesh.ready[which]}/metrics", headers=accept) as response:
+        assert response.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        families = openmetrics(await response.text())  # type: ignore[no-untyped-call]
+        other = {family.name: family for family in families}
+    text = {
+        family.name: family
+        for family in text_string_to_metric_families(await page(mesh, which))
+        if not family.name.endswith("_created")  # part of their counters in OpenMetrics
+    }
+    assert {name: family.type for name, family in text.items()} == {name: each.type for name, each in other.items()}
+    assert {name: family.documentation for name, family in text.items()} == {
+        name: family.documentation for name, family in other.items()
+    }
 
 
 async def test_no_name_of_a_clients_becomes_a_series(mesh: Stack) -> None:

@@ -14,6 +14,7 @@ from kv_indexer.admin_http import AdminPages as IndexerPages
 from kv_indexer.admin_http import serve_admin
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.blocks.source import IndexStatus
+from kvmesh.metrics.exposition import Form
 
 HOST = "127.0.0.1"
 Door = Callable[..., AbstractAsyncContextManager[int]]
@@ -28,7 +29,7 @@ class Pages:
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         return True, {}
 
-    async def metrics(self) -> bytes:
+    async def metrics(self, _: Form) -> bytes:
         return b"up 1\n"
 
     async def state(self, *, pool: str | None = None) -> dict[str, Any]:
@@ -63,7 +64,7 @@ async def indexer_door(access: AdminAccess | None = None, *, host: str = HOST) -
     async def status() -> IndexStatus:
         return cast("IndexStatus", {"sources": []})
 
-    async def metrics() -> bytes:
+    async def metrics(_: Form) -> bytes:
         return b"up 1\n"
 
     pages = IndexerPages(not_ready=dict, status=status, metrics=metrics)

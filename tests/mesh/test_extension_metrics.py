@@ -9,7 +9,7 @@ from tests.mesh.go_programs import module_folder
 from tests.mesh.kube import MODULES
 
 DATA = Path(__file__).parents[1] / "data" / "inference_extension_metrics.json"
-PREFIXES = ("inference_pool", "inference_objective")
+PREFIXES = ("inference_pool", "inference_objective", "inference_extension")
 
 
 def test_the_list_is_what_the_sources_declare() -> None:
@@ -30,14 +30,22 @@ def declared(source: str) -> list[dict[str, Any]]:
     words = dict(re.findall(r'^\t(\w+)\s+= "([a-z_]+)"$', source, re.MULTILINE))
     buckets = {name: _numbers(text) for name, text in re.findall(r"(\w+Buckets) = \[\]float64\{([^}]*)\}", source)}
     labels = {name: _texts(text) for name, text in re.findall(r"(\w+[lL]abels)\s+= \[\]string\{([^}]*)\}", source)}
-    vectors = r"prometheus\.New(\w+)Vec\(\n\t\tprometheus\.\w+Opts\{(.*?)\n\t\t\},\n\t\t(.*?),\n\t\)"
+    vectors = r"prometheus\.New(\w+)Vec\(\n\t+prometheus\.\w+Opts\{(.*?)\n\t{1,2}\},\n\t+(.*?),\n\t?\)"
     metrics = []
     for kind, options, of in re.findall(vectors, source, re.DOTALL):
         subsystem = words[_one(r"Subsystem:\s*(\w+)", options)]
         if subsystem not in PREFIXES:
             continue
-        base = re.match(r"append\((\w+)", of)
-        named = labels[of] if of in labels else [*(labels[base[1]] if base else ()), *_texts(of)]
+        first, last = re.match(r"append\((\w+)", of), re.search(r", (\w+)\.\.\.\)$", of)
+        named = (
+            labels[of]
+            if of in labels
+            else [
+                *(labels.get(first[1], ()) if first else ()),
+                *_texts(of),
+                *(labels[last[1]] if last else ()),
+            ]
+        )
         name = _one(r'Name:\s*"(\w+)"', options)
         metric = {"name": f"{subsystem}_{name}", "type": kind.lower(), "labels": named}
         if bounds := re.search(r"Buckets:\s*(?:\[\]float64\{(.*?)\}|(\w+))", options, re.DOTALL):

@@ -66,6 +66,12 @@ class Prometheus:
             for each in data["result"]
         ]
 
+    async def exemplars(self, expr: str) -> list[tuple[dict[str, str], dict[str, str]]]:
+        """Return the exemplars of the last hour that the expression's series have: labels of series and of exemplar."""
+        now = time.time()
+        data = await self._get("query_exemplars", query=expr, start=now - 3600, end=now + 60)
+        return [(each["seriesLabels"], one["labels"]) for each in data for one in each["exemplars"]]
+
     async def names(self) -> set[str]:
         """Return the names of all series that it has."""
         return set(await self._get("label/__name__/values"))
@@ -109,7 +115,7 @@ async def running_prometheus(
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(_config(targets)), encoding="utf-8")
     port = pick_free_port(host="127.0.0.1", avoid=())
     options = [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
-    options += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+    options += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", "--enable-feature=exemplar-storage"]
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen([command, *options], stdout=log, stderr=log)
     try:

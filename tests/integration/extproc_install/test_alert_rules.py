@@ -177,6 +177,7 @@ CASES: dict[str, Case] = {
 }
 # what Grafana puts in the place of its variables
 GRAFANA = {"$__rate_interval": "1m", "$__range": "1h", "$pool": ".*", "$class": ".*", "$endpoint": "10.0.0.1:8000"}
+GRAFANA |= {"$cluster": ".*", "$namespace": ".*"}
 
 
 def promtool(*words: str) -> str:

@@ -1,5 +1,6 @@
 """A picker that is asked for the inference extension's names counts a real request under them."""
 
+import re
 from pathlib import Path
 
 from tests.integration.hermetic_envoy import Routed
@@ -20,6 +21,11 @@ async def test_requests_and_pods_are_shown_under_these_names_too(tmp_path: Path)
             total = f'inference_objective_request_total{{pool="llm/a",model_name="{MODEL}",priority="0",'
             page = await mesh.picker.eventually("/metrics", lambda text: total in text)
             assert f'target_model_name="{MODEL}"}} 1.0' in page
+            attempts = "inference_extension_scheduler_attempts_total"
+            port = pod.address.rpartition(":")[2]
+            labels = f'pool="llm/a",namespace="llm",pod_name="[a-z0-9-]+",port="{port}",status="success"'
+            assert re.search(f'{attempts}{{{labels},target_model_name="{MODEL}"}} 1.0\n', page)
+            assert 'inference_extension_scheduler_e2e_duration_seconds_count{pool="llm/a"} 1.0' in page
             running = f'inference_objective_running_requests{{pool="llm/a",model_name="{MODEL}"}}'
             assert f"{running} 1.0" in page
         await mesh.picker.eventually("/metrics", lambda text: f"{running} 0.0" in text)

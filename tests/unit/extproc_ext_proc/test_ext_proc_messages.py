@@ -337,3 +337,12 @@ def test_without_the_attribute_the_metadata_tells_which_pod_answered(
     assert ext_proc.response_origin(read_response(message)) == (expected, True)
     message.attributes["envoy.filters.http.ext_proc"].update({"upstream.address": "10.0.0.1:8000"})
     assert ext_proc.response_origin(read_response(message)) == ("10.0.0.1:8000", True)
+
+
+def test_a_refusal_names_the_request_where_it_has_a_name() -> None:
+    def names(request_id: str) -> dict[str, bytes]:
+        answer = ProcessingResponse.FromString(ext_proc.encode_refusal(RequestShedError("why"), request_id=request_id))
+        return {each.header.key: each.header.raw_value for each in answer.immediate_response.headers.set_headers}
+
+    assert names("r-1")["x-request-id"] == b"r-1"
+    assert "x-request-id" not in names("")

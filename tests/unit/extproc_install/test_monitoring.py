@@ -33,11 +33,12 @@ from tests.unit.extproc_install.sample_plans import plan
 ROOT = Path(__file__).parents[3]
 LONGEST_CONFIG_MAP_BYTES = 1 << 20
 COLUMNS = 24
-OF_THE_SCRAPE = {"instance", "job", "pool"}  # a series of a single pool may lack `pool`
+OF_THE_PLACE = {"cluster", "namespace"}  # of the operator, or of a Prometheus of many clusters; a series may lack them
+OF_THE_SCRAPE = {"instance", "job", "pool"} | OF_THE_PLACE  # a series of a single pool may lack `pool`
 OF_PROMETHEUS = {
     "up": OF_THE_SCRAPE,
     "process_cpu_seconds_total": OF_THE_SCRAPE,
-    "ALERTS": {"alertname", "alertstate"},
+    "ALERTS": {"alertname", "alertstate", "cluster"},
 }
 SOURCES = {"prometheus": "prometheus", "redis": "redis-datasource"}  # variable -> type of data source
 NAME = r"[a-zA-Z_]\w*"
@@ -102,9 +103,9 @@ def test_every_metric_that_is_asked_for_exists(expr: str) -> None:
 def test_every_label_that_is_asked_for_exists(expr: str) -> None:
     for name, matchers in SELECTOR.findall(expr):
         labels = set(re.findall(rf"({NAME})\s*(?:=~|!~|!=|=)", re.sub(r'"[^"]*"', "", matchers)))
-        of_recorded = set(name.split(":")[0].split("_"))
+        of_recorded = set(name.split(":")[0].split("_")) | {"cluster"}  # as an external label
         assert labels <= (of_recorded if name in RECORDED else KNOWN[name]), name
-    recorded = [set(name.split(":")[0].split("_")) for name in re.findall(r"\w+:kvmesh_\w+:\w+", expr)]
+    recorded = [{"cluster", *name.split(":")[0].split("_")} for name in re.findall(r"\w+:kvmesh_\w+:\w+", expr)]
     there = set().union(
         *recorded, *(KNOWN[name] for name in METRIC.findall(re.sub(r'"[^"]*"', "", expr)) if name in KNOWN)
     )
@@ -128,12 +129,70 @@ def test_legends_name_labels_that_the_expression_leaves(board: Json) -> None:
 
 @BOARD
 def test_variables_ask_for_metrics_and_labels_that_exist(board: Json) -> None:
+    offered: list[str] = []
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
-            found = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["definition"])
+            found = re.fullmatch(r"label_values\((\w+)(?:\{([^}]*)\})?, (\w+)\)", variable["definition"])
             assert found is not None
             assert variable["query"]["query"] == variable["definition"]
-            assert found[2] in KNOWN[found[1]]
+            assert found[3] in KNOWN[found[1]]
+            # what is chosen above narrows what is offered
+            named = re.findall(r"(\w+)=~\"\$(\w+)\"", found[2] or "")
+            assert named == [(each, each) for each in ("cluster", "namespace") if each in offered]
+            offered.append(variable["name"])
+
+
+@BOARD
+def test_a_place_is_chosen_once_for_all_panels_and_need_not_be_there(board: Json) -> None:
+    variables = {each["name"]: each for each in board["templating"]["list"]}
+    for name in sorted(OF_THE_PLACE):
+        assert (variables[name]["includeAll"], variables[name]["allValue"]) == (True, ".*")  # which an absent label is
+    for expr in exprs_of(board):
+        for metric in METRIC.findall(re.sub(r'"[^"]*"', '""', expr)):
+            wanted = 'cluster=~"$cluster"' + ("" if metric.startswith("vllm:") else ', namespace=~"$namespace"')
+            assert re.findall(rf"{metric}(?![\w:])", expr) == re.findall(
+                rf"{metric}(?=\{{{re.escape(wanted)})", expr
+            ), expr
+        # replicas of one cluster show the same; two clusters do not
+        for outer, inner in re.findall(r"\b(sum|count)(?: by \([^)]*\))? ?\(+ ?max by \((\w+)", expr):
+            assert inner == "cluster", (outer, expr)
+
+
+@BOARD
+def test_links_lead_to_what_there_is(board: Json) -> None:
+    offered = {each["name"] for each in board["templating"]["list"]}
+    runbooks = {f"Runbook: {alert['alert']}": alert["annotations"]["runbook_url"] for alert in alerts()}
+    for panel in panels_of(board):
+        for link in panel.get("links", ()):
+            assert (link["url"], link["targetBlank"]) == (runbooks[link["title"]], True)
+        exprs = " ".join(target.get("expr", "") for target in panel["targets"])
+        for link in panel["fieldConfig"]["defaults"].get("links", ()):
+            used = set(re.findall(r"\$\{(\w+)[:}]", link["url"])) - {"__url_time_range"}
+            assert used <= offered, link
+            for label in re.findall(r"\$\{__(?:field\.labels|data\.fields)\.(\w+)\}", link["url"]):
+                assert re.search(rf"by \([^)]*\b{label}\b", exprs), (panel["title"], link)
+            if found := re.match(r"/d/([\w-]+)\?var-(\w+)=", link["url"]):
+                theirs = {each["name"] for each in BOARDS[found[1]]["templating"]["list"]}
+                assert {found[2], *(used - {"page"})} <= theirs
+            else:
+                view = link["url"].removeprefix("${page}/#/")
+                assert (ROOT / "extproc" / "pages" / "page" / f"view_{view}.js").is_file()
+
+
+@BOARD
+def test_every_pod_and_class_leads_somewhere(board: Json) -> None:
+    for panel in panels_of(board):
+        legends = " ".join(target.get("legendFormat", "") for target in panel["targets"])
+        urls = " ".join(link["url"] for link in panel["fieldConfig"]["defaults"].get("links", ()))
+        assert ("{{class}}" in legends) <= ("/d/kvmesh-priorities?var-class=" in urls), panel["title"]
+        assert ("{{endpoint}}" in legends) <= ("/#/pods" in urls), panel["title"]
+
+
+@BOARD
+def test_what_needs_a_redis_data_source_says_so(board: Json) -> None:
+    for panel in panels_of(board):
+        kinds = {target["datasource"]["type"] for target in panel["targets"]}
+        assert panel["title"].endswith(" (Redis data source)") == (kinds == {"redis-datasource"}), panel["title"]
 
 
 @BOARD

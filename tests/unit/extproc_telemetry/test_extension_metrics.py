@@ -129,6 +129,7 @@ def test_nothing_is_shown_under_these_names_unless_it_is_asked_for(wanted: bool)
     telemetry = PickerTelemetry(as_extension=wanted)
     if telemetry.extension is not None:
         telemetry.extension.show("llama", known=tuple, pods=dict)
+        telemetry.extension.scheduling.show("llama", waiting=tuple, pods=dict, tenant_label=str, models=tuple)
     page = asyncio.run(telemetry.page()).decode()
     shown = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE inference_")}
     assert shown == ({metric.name for metric in EXTENSION_METRICS} if wanted else set())
