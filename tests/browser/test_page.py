@@ -11,7 +11,7 @@ from playwright.async_api import Browser, Page, expect
 
 from extproc.choosing.scorers import SCORERS
 from tests.browser import feed_data
-from tests.browser.chromium import chromium, feed_is, grave_findings, opened, overflow
+from tests.browser.chromium import chromium, feed_is, grave_findings, lines_of, opened, overflow, spilled
 from tests.browser.fake_picker import FakePicker, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -73,6 +73,32 @@ async def test_no_view_is_wider_than_the_window(browser: Browser, width: int) ->
         for view in VIEWS:
             await go(page, view)
             assert (view, await overflow(page)) == (view, 0)
+
+
+@pytest.mark.parametrize("count", [3, 12, 64])
+async def test_no_words_leave_their_tile(browser: Browser, count: int) -> None:
+    changes = {
+        0: {"running": 0, "waiting": 1},
+        1: {"running": 128, "waiting": 1234, "kv_usage": 1.0, "cached_blocks": 1_234_567},
+        2: {"state": "unreachable", "running": None, "waiting": None, "kv_usage": None},
+    }
+    pods = feed_data.pods(count, now=time.time(), blocks=1_000_000, changes=changes)
+    fake = busy_pool(count, pods=pods)
+    fake.snapshot["classes"]["waiting"] = 1
+    async with running(fake), opened(browser, fake.url) as page:
+        await expect(page.locator("button.pod")).to_have_count(count)
+        for width in (1920, 1440, 1366, 1280, 1024, 768, 640, 390, 360):
+            await page.set_viewport_size({"width": width, "height": 900})
+            assert (width, await spilled(page, ".figure, .pod")) == (width, [])
+
+
+async def test_what_waits_is_said_in_one_line_on_a_desk(browser: Browser) -> None:
+    fake = busy_pool(12, pods=feed_data.pods(12, now=time.time(), changes={0: {"waiting": 1}}))
+    fake.snapshot["classes"]["waiting"] = 1
+    for width in (1920, 1440, 1366):
+        async with running(fake), opened(browser, fake.url, width=width) as page:
+            await expect(page.locator(".figure").nth(2)).to_contain_text("1 waiting at pods, 1 queued")
+            assert await lines_of(page, ".figure .note") == [1] * 5
 
 
 async def test_every_view_has_data_where_a_million_blocks_are_cached_on_64_pods(browser: Browser) -> None:
@@ -447,7 +473,7 @@ async def test_the_theme_is_the_systems_until_another_is_chosen_and_stays(browse
         assert await page.evaluate(paper) == light
         await page.click("#theme")
         assert await page.evaluate(paper) == dark
-        await expect(page.locator("#theme")).to_have_attribute("aria-label", "Theme: dark")
+        await expect(page.locator("#theme")).to_have_accessible_name("Theme: Dark")
 
 
 async def test_nothing_moves_where_less_motion_is_wished(browser: Browser) -> None:

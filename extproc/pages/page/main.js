@@ -75,9 +75,9 @@ function draw() {
   drawnAt = performance.now();
   drawChooser();
   const index = troubles(state);
-  at("nav-index").hidden = index === 0;
+  at("nav-index").parentElement.hidden = index === 0;
   text(at("nav-index"), index);
-  if (index) at("nav-index").setAttribute("aria-label", plural(index, "finding"));
+  text(at("nav-index-unit"), index === 1 ? " finding" : " findings");
   if (state.snapshotAt !== null && !isLocked()) {
     const name = current();
     if (!views.has(name)) views.set(name, VIEWS[name][1](at(`view-${name}`), app));
@@ -214,7 +214,6 @@ function theme(next) {
   if (next === "auto") delete root.dataset.theme;
   else root.dataset.theme = next;
   text(at("theme-text"), next[0].toUpperCase() + next.slice(1));
-  set(at("theme"), { "aria-label": `Theme: ${next === "auto" ? "as the system" : next}` });
   try {
     if (next === "auto") localStorage.removeItem("kvmesh.theme");
     else localStorage.setItem("kvmesh.theme", next);

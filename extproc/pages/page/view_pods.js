@@ -23,7 +23,7 @@ export function podsView(root, app) {
   const attention = el("ul", { class: "attention plain" });
   const attentionPanel = el("section", { class: "panel needs", "aria-labelledby": "h-attention", hidden: true }, el("h2", { id: "h-attention", text: "Needs attention" }), attention);
   const tiles = el("ul", { class: "tiles plain", "aria-labelledby": "h-map" });
-  const rows = table("Pods of this pool", [{ label: "Pod" }, { label: "State" }, { label: "Running", number: true }, { label: "Waiting", number: true }, { label: "KV in use", number: true }, { label: "Found cached", number: true }, { label: "Cached blocks", number: true }, { label: "Picked", number: true }]);
+  const rows = table("Pods of this pool", [{ label: "Pod" }, { label: "State" }, { label: "Running", number: true }, { label: "Waiting", number: true }, { label: "KV in use", number: true }, { label: "Hit rate", number: true }, { label: "Cached blocks", number: true }, { label: "Picked", number: true }]);
   const tableBox = el("div", { class: "table-box", hidden: true }, rows.node);
   const order = el("select", { id: "order", on: { change: (event) => change({ order: event.target.value }) } }, Object.entries(ORDERS).map(([key, [label]]) => el("option", { value: key, text: label })));
   const asMap = el("button", { type: "button", "aria-pressed": "true", text: "Map", on: { click: () => change({ as: "map" }) } });
@@ -101,9 +101,9 @@ function figureParts(figures) {
     figures.append(el("div", { class: "figure" }, el("dt", { text: label }), el("dd", {}, value, note), line));
     return { value, note, line };
   };
-  const hits = make("Prompt tokens found cached", "cache");
+  const hits = make("Hit rate", "cache");
   const rate = make("Requests a second", "load");
-  const under = make("Under way");
+  const under = make("In flight");
   const held = make("Held in caches");
   const refused = make("Refused");
   function update(state) {
@@ -117,7 +117,10 @@ function figureParts(figures) {
     text(rate.note, totals ? `${count(totals.picks)} routed in all` : "");
     rate.line.draw(each);
     text(under.value, totals ? count(totals.running) : "–");
-    text(under.note, totals ? `${count(totals.waiting)} waiting at pods, ${count(state.classes?.waiting ?? 0)} in the queue` : "");
+    // two pieces, neither of which is broken: between them is where a line may end
+    if (!under.note.firstChild) under.note.append(el("span", { class: "piece" }), " ", el("span", { class: "piece" }));
+    text(under.note.firstChild, totals ? `${count(totals.waiting)} waiting at pods,` : "");
+    text(under.note.lastChild, totals ? `${count(state.classes?.waiting ?? 0)} queued` : "");
     text(held.value, totals ? count(totals.cached_blocks) : "–");
     text(held.note, totals ? `blocks${totals.cached_tokens ? `, ${count(totals.cached_tokens)} tokens` : ""}` : "");
     const number = Object.values(state.classes?.refusals ?? {}).reduce((sum, each) => sum + each, 0);
@@ -146,20 +149,32 @@ function drawAttention(panel, list, state, pods, names) {
   );
 }
 
+const unseen = (words) => el("span", { class: "unseen", text: words });
+
 function tile(pod, app) {
   const part = {
     name: el("span", { class: "name" }),
+    address: unseen(` ${pod.address}, `),
     role: el("span", { class: "role" }),
     state: el("span", { class: "state" }),
     load: bar(0, "load"),
+    used: el("span"),
     cache: bar(0, "cache"),
+    cached: el("span"),
     running: el("b"),
     waiting: el("b"),
-    waits: el("span", { class: "waiting", hidden: true }),
-    cached: el("span", { class: "cached" }),
+    waits: el("span", { class: "waiting" }),
   };
-  const button = el("button", { type: "button", class: "pod", tabindex: "-1", on: { click: () => app.openPod(pod.address) } }, el("span", { class: "tile-head" }, part.name, part.role, part.state), part.load, part.cache, el("span", { class: "tile-foot" }, el("span", {}, part.running, el("span", { class: "unit", text: " running" })), part.waits, part.cached));
-  part.waits.append(el("span", { class: "plus", text: "+ " }), part.waiting, el("span", { class: "unit", text: " waiting" }));
+  // its name for screen readers is what is written on it, with the words that eyes do not need
+  const button = el(
+    "button",
+    { type: "button", class: "pod", tabindex: "-1", title: pod.address, on: { click: () => app.openPod(pod.address) } },
+    el("span", { class: "tile-head" }, part.name, part.address, part.role, part.state),
+    el("span", { class: "gauge-line" }, part.load, el("span", { class: "gauge-value" }, part.used, unseen(" of its cache blocks in use, "))),
+    el("span", { class: "gauge-line" }, part.cache, el("span", { class: "gauge-value" }, part.cached, unseen(" blocks in the index, "))),
+    el("span", { class: "tile-foot" }, el("span", {}, part.running, el("span", { class: "unit", text: " running" })), part.waits),
+  );
+  part.waits.append(el("span", { class: "plus", "aria-hidden": "true", text: "+ " }), part.waiting, el("span", { class: "unit", text: " waiting" }));
   const node = el("li", {}, button);
   Object.assign(node, { bits: part, button, picks: pod.picks });
   return node;
@@ -173,14 +188,13 @@ function drawTile(node, pod, { name, most, glow }) {
   text(part.state, well ? "" : podState(pod));
   setBar(part.load, pod.kv_usage);
   setBar(part.cache, (pod.cached_blocks ?? 0) / most);
+  text(part.used, share(pod.kv_usage));
+  text(part.cached, count(pod.cached_blocks));
   text(part.running, count(pod.running));
   text(part.waiting, count(pod.waiting));
-  part.waits.hidden = !pod.waiting;
-  text(part.cached, `${count(pod.cached_blocks)} blocks`);
+  part.waits.classList.toggle("none", !pod.waiting);
   button.style.setProperty("--heat", `${Math.round((pod.kv_usage ?? 0) * 100)}%`);
   button.classList.toggle("ill", !well);
-  const words = `${pod.address}, ${roleOf(pod) ? `role ${roleOf(pod)}, ` : ""}${podState(pod)}, ${count(pod.running)} running, ${count(pod.waiting)} waiting, ${share(pod.kv_usage)} of its cache blocks in use, ${count(pod.cached_blocks)} blocks in the index`;
-  if (button.getAttribute("aria-label") !== words) set(button, { "aria-label": words, title: pod.address });
   if (glow && pod.picks > node.picks) {
     button.classList.remove("picked");
     requestAnimationFrame(() => button.classList.add("picked"));
