@@ -106,6 +106,7 @@ class AdminServer:
                 web.get("/policies", _answering(self._policies)),
                 web.get("/v1/plan", _answering(self._plan)),
                 web.get("/v1/decisions", _answering(self._decisions)),
+                web.get("/v1/history", _answering(self._history)),
                 web.post("/v1/explain", self._explain),
                 web.post("/explain", self._explain),  # as it was called first
                 *PageFiles().routes(),
@@ -171,12 +172,18 @@ class AdminServer:
         return self._pages.plans(seconds=seconds, pool=request.query.get("pool"))
 
     async def _decisions(self, request: web.Request) -> Any:
-        """`?limit=` so many; `?request_id=` only this request's; `?pool=` only this pool's."""
+        """`?limit=` so many; `?request_id=` only this request's; `?id=` only this one; `?pool=` only this pool's."""
         limit = request.query.get("limit", str(SHOWN_DECISIONS))
         if not (limit.isascii() and limit.isdigit()) or len(limit) > 6:
             raise BadQueryError(f"limit must be a number of decisions, not {limit[:20]!r}")
-        request_id, pool = request.query.get("request_id"), request.query.get("pool")
-        return self._pages.decisions(limit=int(limit), request_id=request_id, pool=pool)
+        asked = request.query
+        return self._pages.decisions(
+            limit=int(limit), request_id=asked.get("request_id"), decision_id=asked.get("id"), pool=asked.get("pool")
+        )
+
+    async def _history(self, request: web.Request) -> Any:
+        """`?pool=` of one of several pools."""
+        return self._pages.history(request.query.get("pool"))
 
     async def _prefixes(self, request: web.Request) -> Any:
         """`?limit=` so many nodes; `?pool=` of one of several pools."""

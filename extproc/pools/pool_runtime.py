@@ -256,6 +256,7 @@ class PoolRuntime:
                 return exchange
         self._count_refused(pending, refusal)
         self.telemetry.refused(refusal.reason)
+        self.telemetry.history.load.refused(now=self.clock())
         if self.telemetry.extension is not None:
             resolved = pending.asked.resolved if pending.asked is not None else None
             names = model_names(resolved, self._label(resolved) if resolved is not None else "")
