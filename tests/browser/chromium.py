@@ -141,14 +141,3 @@ async def spilled(page: Page, selector: str) -> list[str]:
     """Return the words in these tiles that are not whole and apart from each other within their tile."""
     found: list[str] = await page.evaluate(SPILLED, selector)
     return found
-
-
-async def lines_of(page: Page, selector: str) -> list[int]:
-    """Return for each of these elements over how many lines its text goes."""
-    count = """(selector) => [...document.querySelectorAll(selector)].map((node) => {
-      const range = document.createRange();
-      range.selectNodeContents(node);
-      return new Set([...range.getClientRects()].filter((box) => box.width > 1).map((box) => Math.round(box.top))).size;
-    })"""
-    found: list[int] = await page.evaluate(count, selector)
-    return found

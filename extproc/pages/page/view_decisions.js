@@ -13,13 +13,13 @@ export function decisionsView(root, app) {
   const summary = el("p", { class: "lead" });
   const list = el("ol", { class: "decisions plain", "aria-labelledby": "h-decisions" });
   const search = el("input", { id: "search", type: "search", placeholder: "Request id, model, pod or class", on: { input: () => refresh() } });
-  const kind = el("select", { id: "kind", on: { change: () => refresh() } }, [["", "All"], ["refused", "Refused"], ["cold", "Nothing cached"], ["lost", "Better cache elsewhere"], ["degraded", "Input missing"], ["queued", "Had to wait"], ["split", "Prompt elsewhere"], ["failed", "Failed"]].map(([value, label]) => el("option", { value, text: label })));
+  const kind = el("select", { id: "kind", on: { change: () => refresh() } }, [["", "All"], ["refused", "Refused"], ["cold", "Cold"], ["lost", "Better cache elsewhere"], ["degraded", "Input missing"], ["queued", "Queued"], ["split", "Prefilled elsewhere"], ["failed", "Failed"]].map(([value, label]) => el("option", { value, text: label })));
   const pause = el("button", { type: "button", "aria-pressed": "false", text: "Pause", on: { click: () => hold(!held.paused) } });
   const news = el("button", { type: "button", class: "news", hidden: true, on: { click: () => hold(false) } });
   const none = el("p", { class: "empty" });
   root.append(
     el("header", { class: "view-head" }, el("h1", { id: "h-decisions", tabindex: "-1", text: "Decisions" }), summary),
-    el("section", { class: "panel" }, el("div", { class: "panel-head" }, el("div", { class: "tools wide" }, el("label", { class: "unseen", for: "search", text: "Search" }), search, el("label", { class: "unseen", for: "kind", text: "Which" }), kind, pause)), news, el("div", { class: "decision-heads", "aria-hidden": "true" }, ["At", "Model and class", "Pod", "Tokens found cached", "Outcome"].map((words) => el("span", { text: words }))), none, list),
+    el("section", { class: "panel" }, el("div", { class: "panel-head" }, el("div", { class: "tools wide" }, el("label", { class: "unseen", for: "search", text: "Search" }), search, el("label", { class: "unseen", for: "kind", text: "Which" }), kind, pause)), news, el("div", { class: "decision-heads", "aria-hidden": "true" }, ["At", "Model and class", "Pod", "Cached tokens", "Outcome"].map((words) => el("span", { text: words }))), none, list),
   );
   const ready = roving(list, "button.decision");
 
