@@ -172,18 +172,16 @@ class AdminServer:
         return self._pages.plans(seconds=seconds, pool=request.query.get("pool"))
 
     async def _decisions(self, request: web.Request) -> Any:
-        """`?limit=` so many; `?request_id=` only this request's; `?id=` only this one; `?pool=` only this pool's."""
+        """`?limit=` so many; `?request_id=`, `?decision_id=`, `?pool=` only those of it."""
         limit = request.query.get("limit", str(SHOWN_DECISIONS))
         if not (limit.isascii() and limit.isdigit()) or len(limit) > 6:
             raise BadQueryError(f"limit must be a number of decisions, not {limit[:20]!r}")
-        asked = request.query
         return self._pages.decisions(
-            limit=int(limit), request_id=asked.get("request_id"), decision_id=asked.get("id"), pool=asked.get("pool")
+            limit=int(limit),
+            request_id=request.query.get("request_id"),
+            decision_id=request.query.get("decision_id"),
+            pool=request.query.get("pool"),
         )
-
-    async def _history(self, request: web.Request) -> Any:
-        """`?pool=` of one of several pools."""
-        return self._pages.history(request.query.get("pool"))
 
     async def _prefixes(self, request: web.Request) -> Any:
         """`?limit=` so many nodes; `?pool=` of one of several pools."""
@@ -192,6 +190,10 @@ class AdminServer:
             raise BadQueryError(f"limit must be a number of nodes from 1 to {MOST_PREFIXES}, not {limit[:20]!r}")
         assert self._feed is not None, "of its route"
         return await self._feed.prefixes(request.query.get("pool"), limit=int(limit))
+
+    async def _history(self, request: web.Request) -> Any:
+        """`?pool=` of one of several pools."""
+        return self._pages.history(request.query.get("pool"))
 
     async def _explain(self, request: web.Request) -> web.Response:
         """Take the request body as a client would send it; `?path=` is its path, by default the chat one.

@@ -220,12 +220,11 @@ class PoolPages:
         )
 
     def decisions(self, *, limit: int, request_id: str | None, decision_id: str | None = None) -> list[DecisionState]:
-        """Return the last decisions with all that they rest on, newest first; None: whatever the id is."""
+        """Return the last decisions with all that they rest on, newest first; of one request, or one, where named."""
         wanted = (
             each
             for each in self.pool.runtime.recent
-            if (request_id is None or each.facts.request_id == request_id)
-            and (decision_id is None or record_id(each) == decision_id)
+            if request_id in (None, each.facts.request_id) and (decision_id is None or record_id(each) == decision_id)
         )
         return [decision_state(record, policy=self.policy) for record in islice(wanted, limit)]
 

@@ -74,7 +74,7 @@ class FakePicker:
 
     async def _decisions(self, request: web.Request) -> web.Response:
         self.decisions_asked.append(dict(request.query))
-        wanted = request.query.get("id")
+        wanted = request.query.get("decision_id")
         return web.json_response([each for each in self.decisions if wanted in (None, each["id"])])
 
     async def _explain(self, request: web.Request) -> web.Response:

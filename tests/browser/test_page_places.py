@@ -112,7 +112,7 @@ async def test_a_decision_that_the_page_does_not_have_is_asked_for(browser: Brow
     async with running(fake), opened(browser, f"{fake.url}/#/decisions/old-one") as page:
         await shows(page, "Decision at")
         await expect(page.locator("#sheet .whither")).to_have_text(fake.decisions[0]["endpoint"])
-        assert fake.decisions_asked == [{"id": "old-one", "limit": "1"}]
+        assert fake.decisions_asked == [{"decision_id": "old-one", "limit": "1"}]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ export class Places {
   }
 
   async #ask(id) {
-    const found = await ask(address("/v1/decisions", { id, limit: 1, pool: this.#state.pool }));
+    const found = await ask(address("/v1/decisions", { decision_id: id, limit: 1, pool: this.#state.pool }));
     return found.filter((each) => each.id === id); // a picker of an older version knows no ids
   }
 

@@ -51,9 +51,9 @@ async def test_a_decision_is_found_by_its_own_id(redis_server: RedisServer) -> N
         async with picker.watching() as stream:
             first, second = (await stream.next()).data["decisions"]
         for decision in (first, second):
-            status, found = await picker.get(f"/v1/decisions?id={decision['id']}")
+            status, found = await picker.get(f"/v1/decisions?decision_id={decision['id']}")
             assert (status, [each["id"] for each in found]) == (200, [decision["id"]])
-        assert await picker.get("/v1/decisions?id=none-such") == (200, [])
+        assert await picker.get("/v1/decisions?decision_id=none-such") == (200, [])
 
 
 async def test_an_unknown_pool_has_no_history(redis_server: RedisServer) -> None:
