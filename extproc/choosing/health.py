@@ -27,6 +27,7 @@ class EndpointHealth:
         self._full_seconds = full_seconds
         self._outcomes: dict[str, deque[tuple[float, bool]]] = {}
         self._avoided: dict[str, tuple[float, str]] = {}  # endpoint -> until, why
+        self._avoided_since: dict[str, float] = {}  # endpoint -> when it was first, of several times in a row
         self._in_a_row: dict[str, int] = {}
         self._trials: dict[str, float] = {}  # endpoint -> until when its trial may take
         self._full_until: dict[str, float] = {}
@@ -53,6 +54,7 @@ class EndpointHealth:
             self._judge(endpoint, outcomes, now)
         elif endpoint in self._in_a_row and not any(bad for _, bad in outcomes):
             del self._in_a_row[endpoint], self._avoided[endpoint]  # the trial has gone well
+            self._avoided_since.pop(endpoint, None)
 
     def avoided(self, *, now: float) -> Mapping[str, str]:
         """Return the endpoints to be avoided at `now` and why, in a few words."""
@@ -63,6 +65,11 @@ class EndpointHealth:
             for endpoint, (until, why) in self._avoided.items()
             if now < until or now < self._trials.get(endpoint, 0.0)
         }
+
+    def avoided_times(self, endpoint: str) -> tuple[float, float] | None:
+        """Return since when it is avoided for its failures, and when one request is tried there; None: it is not."""
+        since, avoided = self._avoided_since.get(endpoint), self._avoided.get(endpoint)
+        return None if since is None or avoided is None else (since, avoided[0])
 
     def sent(self, endpoint: str, *, now: float) -> None:
         """Note that a request goes there: a trial is one request, until it is answered or takes too long."""
@@ -96,6 +103,7 @@ class EndpointHealth:
         """Forget what another process did, or what has healed."""
         self._outcomes.pop(endpoint, None)
         self._avoided.pop(endpoint, None)
+        self._avoided_since.pop(endpoint, None)
         self._in_a_row.pop(endpoint, None)
         self._trials.pop(endpoint, None)
         self._full_until.pop(endpoint, None)
@@ -110,6 +118,7 @@ class EndpointHealth:
             return
         seconds = min(policy.avoid_seconds * 2.0 ** min(times, 30), policy.longest_avoid_seconds)
         self._trials.pop(endpoint, None)
+        self._avoided_since.setdefault(endpoint, now)
         self._avoided[endpoint] = now + seconds, f"{failures} of {len(outcomes)} requests failed"
         self._in_a_row[endpoint] = times + 1
         outcomes.clear()

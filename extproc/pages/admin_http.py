@@ -106,6 +106,7 @@ class AdminServer:
                 web.get("/policies", _answering(self._policies)),
                 web.get("/v1/plan", _answering(self._plan)),
                 web.get("/v1/decisions", _answering(self._decisions)),
+                web.get("/v1/history", _answering(self._history)),
                 web.post("/v1/explain", self._explain),
                 web.post("/explain", self._explain),  # as it was called first
                 *PageFiles().routes(),
@@ -190,6 +191,10 @@ class AdminServer:
             raise BadQueryError(f"limit must be a number of nodes from 1 to {MOST_PREFIXES}, not {limit[:20]!r}")
         assert self._feed is not None, "of its route"
         return await self._feed.prefixes(request.query.get("pool"), limit=int(limit))
+
+    async def _history(self, request: web.Request) -> Any:
+        """`?pool=` of one of several pools."""
+        return self._pages.history(request.query.get("pool"))
 
     async def _explain(self, request: web.Request) -> web.Response:
         """Take the request body as a client would send it; `?path=` is its path, by default the chat one.

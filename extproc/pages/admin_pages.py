@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from msgspec import structs
@@ -12,6 +13,7 @@ from extproc.doctor.findings import Finding
 from extproc.errors import KvmeshError, NoPoliciesError, PickError, UnknownPoolError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pages.decision_state import decision_state
+from extproc.pages.history_state import HistoryEvent
 from extproc.pages.picker_state import DecisionState, ListedEndpoint, PickerState, PoolsState, PoolState
 from extproc.pages.pool_pages import PoolPages
 from extproc.policy.values import PickPolicy
@@ -47,12 +49,14 @@ class PickerPages:
         view: IndexView,
         policies: ExplainPolicies | None = None,
         pod_key: PodKey | None = None,
+        name: str = "",
     ) -> None:
-        """`policies` explains which policies apply to a target; `pod_key` is what pods are shown.
+        """`policies` explains which policies apply to a target; `pod_key` is what pods are shown; `name`: the picker's.
 
         None: the endpoints are those of `--endpoints`. They are one pool, which is shown without a name.
         """
         self.ready = False
+        self.name = name
         self.view = view
         # of the checks at start-up; None: they are still to come. Pools that are followed are not checked
         self.findings: Sequence[Finding] | None = None if policies is None else ()
@@ -80,6 +84,14 @@ class PickerPages:
         if not name and len(everything) != 1:
             return None
         return self._of(everything[name] if name else next(iter(everything.values())))
+
+    def named(self, name: str | None) -> PoolPages:
+        """Return the pool named, or the only one. Raise UnknownPoolError, BadQueryError where there are several."""
+        pages = self.chosen(name)
+        if pages is None:
+            names = ", ".join(line.pool for line in islice(self.pools(), 5))
+            raise BadQueryError(f"there are several pools: name one of them with ?pool= ({names}, …)")
+        return pages
 
     def pages_of(self, name: str) -> PoolPages | None:
         """Return the pages of a pool by the name that its picker has."""
@@ -173,6 +185,11 @@ class PickerPages:
             for decision in pages.decisions(limit=limit, request_id=request_id, decision_id=decision_id)
         ]
         return sorted(found, key=lambda decision: -decision.at)[:limit]
+
+    def history(self, pool: str | None) -> HistoryEvent:
+        """Return the last 15 minutes of a pool. Raise UnknownPoolError, BadQueryError where several are served."""
+        pages = self.named(pool)
+        return pages.history(picker=self.name, pool=self.shown_name(pages))
 
     def plans(self, *, seconds: float, pool: str | None = None) -> list[Plan]:
         """Return how many pods each pool, or one, wants now or in so many seconds. Raise UnknownPoolError."""

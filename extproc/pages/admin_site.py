@@ -23,7 +23,7 @@ class AdminSite:
         """`policies` explains which policies apply to a target; None: the endpoints are those of `--endpoints`."""
         settings = resources.settings
         view = IndexView(url=settings.redis_url)
-        self.pages = PickerPages(pools, view=view, policies=policies, pod_key=resources.pod_key)
+        self.pages = PickerPages(pools, view=view, policies=policies, pod_key=resources.pod_key, name=resources.name)
         self._live = LiveFeed(self.pages, watch=resources.watch)
         resources.watch.on_picked = self._live.picked
         self._pools = pools

@@ -12,16 +12,18 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from hashlib import blake2b
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from itertools import islice
 
 from msgspec import Struct, structs
 
 from extproc.admission.prepared_request import Picked
 from extproc.errors import KvmeshError
-from extproc.pages.admin_pages import BadQueryError, PickerPages
+from extproc.pages.admin_pages import PickerPages
 from extproc.pages.decision_state import decision_state, ended_state, record_id
+from extproc.pages.history_state import HistoryEvent
 from extproc.pages.live_watchers import Coalesced, EventNumbers, Watcher
 from extproc.pages.picker_state import DecisionState, EndedEvent, PrefixesEvent, SnapshotEvent
 from extproc.pages.pool_pages import PoolPages
@@ -163,10 +165,7 @@ class LiveFeed:
 
     async def prefixes(self, pool: str | None, *, limit: int = SHOWN_PREFIXES) -> PrefixesEvent:
         """Return the prefixes that are asked for most, with who holds them. Raise UnknownPoolError, BadQueryError."""
-        pages = self._pages.chosen(pool)
-        if pages is None:
-            names = ", ".join(line.pool for line in islice(self._pages.pools(), 5))
-            raise BadQueryError(f"there are several pools: name one of them with ?pool= ({names}, …)")
+        pages = self._pages.named(pool)
         async with self._looking:  # one at a time: each is a few milliseconds of Redis
             return await self._prefixes(pages, limit=min(limit, MOST_PREFIXES))
 
@@ -219,6 +218,8 @@ class LiveFeed:
             kvmesh=version("kvmesh"),
             pool=None if pages is None else self._pages.shown_name(pages),
             pools=self._pages.pools(),
+            picker=self._pages.name,
+            docs=documentation(),
         )
         if pages is None:
             return snapshot
@@ -238,6 +239,7 @@ class LiveFeed:
             classes=classes,
             index=shown_index,
             prefixes=prefixes,
+            history=self._history(pages),
             decisions=decisions,
         )
 
@@ -264,6 +266,8 @@ class LiveFeed:
         self._send(audience, "ended", audience.ends.flush(now=now))
         await asyncio.sleep(0)  # milliseconds each with many pods, and requests wait for none of them
         if with_prefixes:
+            self._send(audience, "history", self._history(pages))
+            await self._turn()
             self._send(audience, "prefixes", await self._shown_prefixes(pages))
 
     def _send(self, audience: _Audience, name: str, data: Struct | dict[str, object] | None) -> None:
@@ -334,6 +338,9 @@ class LiveFeed:
             nodes=nodes,
         )
 
+    def _history(self, pages: PoolPages) -> HistoryEvent:
+        return pages.history(picker=self._pages.name, pool=self._pages.shown_name(pages))
+
     async def _turn(self) -> None:
         """Let requests go first, if this has taken long enough: none of them waits for a page."""
         if time.monotonic() - self._turned_at >= TURN_SECONDS:
@@ -350,6 +357,13 @@ class LiveFeed:
         each = min(max(PREFIX_BYTES // max(len(fed), 1), LEAST_PREFIX_BYTES), MOST_PREFIX_BYTES)
         for pages in fed.values():
             pages.prefixes.limit(most_bytes=each)
+
+
+@cache
+def documentation() -> str:
+    """Return the address of the documentation, as the package has it; "" where it has none."""
+    urls: dict[str, str] = dict(line.split(", ", 1) for line in metadata("kvmesh").get_all("Project-URL") or ())
+    return urls.get("Documentation", "")
 
 
 def _text(pages: PoolPages, edge: TreeEdge) -> str | None:

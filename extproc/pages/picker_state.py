@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from extproc.pages.history_state import HistoryEvent
 from extproc.responses.realised import Usage
 from kvmesh.blocks.source import SourceStatus
 
@@ -28,6 +29,10 @@ class EndpointState(msgspec.Struct, frozen=True, kw_only=True):
     picks: int = 0  # since the picker started
     share: float = 0.0  # of all picks
     avoided: str | None = None  # why it gets no new requests
+    since: float | None = None  # when that began, or when it ceased to be ready
+    problem: str | None = None  # what its last scrape failed with, where it is not ready
+    asked_every_seconds: float | None = None  # until it reports again
+    trial_at: float | None = None  # when one request is sent there, where it is avoided for its failures
     models: Sequence[str] | None = None
     adapters: Sequence[str] | None = None
     max_model_len: int | None = None
@@ -450,9 +455,12 @@ class SnapshotEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     kvmesh: str
     pool: str | None
     pools: Sequence[PoolState]
+    picker: str = ""  # its name among the replicas
+    docs: str = ""  # where the documentation is
     policy: PolicyState | None = None
     pods: PodsEvent | None = None
     classes: ClassesEvent | None = None
     index: IndexEvent | None = None
     prefixes: PrefixesEvent | None = None
+    history: HistoryEvent | None = None
     decisions: Sequence[DecisionState] | None = None

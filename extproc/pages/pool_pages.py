@@ -17,7 +17,8 @@ from extproc.choosing.choose import any_request
 from extproc.doctor.findings import Finding
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.pages.decision_state import admission_state, decision_state, rounded, with_candidates
+from extproc.pages.decision_state import admission_state, decision_state, record_id, rounded, with_candidates
+from extproc.pages.history_state import HistoryEvent, history_state
 from extproc.pages.picker_state import (
     ClassesEvent,
     ClassState,
@@ -36,7 +37,8 @@ from extproc.pages.picker_state import (
 from extproc.pages.prefix_pages import PrefixWatch
 from extproc.pages.scale_state import scale_state
 from extproc.pick import explain
-from extproc.pods.endpoint import EndpointStatus, Role
+from extproc.pods.endpoint import EndpointStatus, Reachability, Role
+from extproc.pods.endpoint_trouble import EndpointTrouble
 from extproc.policy.priority import PriorityClass
 from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
@@ -175,6 +177,17 @@ class PoolPages:
             shadow=self.policy.shadow,
         )
 
+    def history(self, *, picker: str, pool: str) -> HistoryEvent:
+        """Return the last 15 minutes as this picker, of that name, has kept them; `pool`: the name that is shown."""
+        return history_state(
+            self.pool.telemetry.history,
+            pool=pool,
+            picker=picker,
+            sample_share=self.pool.runtime.sample_share,
+            now=time.monotonic(),
+            unix_now=time.time(),
+        )
+
     def index(self, index: IndexStatus | str, *, findings: Sequence[Finding] | None) -> IndexEvent:
         """Return how the index stands, and what indexers and picker have found; `findings` as for `state`."""
         state, problem = _trust(index)
@@ -211,7 +224,7 @@ class PoolPages:
         wanted = (
             each
             for each in self.pool.runtime.recent
-            if request_id in (None, each.facts.request_id) and decision_id in (None, each.id)
+            if request_id in (None, each.facts.request_id) and (decision_id is None or record_id(each) == decision_id)
         )
         return [decision_state(record, policy=self.policy) for record in islice(wanted, limit)]
 
@@ -257,6 +270,7 @@ class PoolPages:
             ),
             **dict.fromkeys(self.policy.cordoned, "cordoned"),
         }
+        troubles, ahead = self.pool.endpoints.troubles(), time.time() - now
         bookings, errors, all_picks = books.bookings.by_endpoint(), books.estimates.errors(), sum(books.picks.values())
         lines = []
         for status in statuses:
@@ -270,6 +284,7 @@ class PoolPages:
                     picks=picks,
                     share=picks / all_picks if all_picks else 0.0,
                     avoided=avoided.get(address),
+                    **_stopped(status, troubles.get(address), books.health.avoided_times(address), ahead=ahead),
                     role=self.policy.roles.get(address, Role.BOTH).value,
                     ttft_estimate_error_ms=None if error is None else round(error.mean_seconds * 1000),
                 )
@@ -329,6 +344,18 @@ def _endpoint(status: EndpointStatus, sources: Sequence[SourceStatus], **known_h
         index_reason=worst.reason if worst is not None else "",
         **known_here,
     )
+
+
+def _stopped(
+    status: EndpointStatus, trouble: EndpointTrouble | None, avoided: tuple[float, float] | None, *, ahead: float
+) -> dict[str, Any]:
+    """Return since when a pod gets nothing, why, and when it is tried again; `ahead`: of unix seconds."""
+    if trouble is not None and status.reachability is not Reachability.READY:
+        every = round(trouble.asked_every_seconds, 3)
+        return {"since": trouble.since + ahead, "problem": trouble.problem, "asked_every_seconds": every}
+    if avoided is not None:
+        return {"since": avoided[0] + ahead, "trial_at": avoided[1] + ahead}
+    return {}
 
 
 def _finding(finding: Finding) -> FindingState:

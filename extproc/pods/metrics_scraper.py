@@ -26,6 +26,7 @@ from extproc.pods.endpoint import (
     parse_served_models,
 )
 from extproc.pods.endpoint_samples import restarted
+from extproc.pods.endpoint_trouble import EndpointTrouble
 from extproc.pods.first_answers import FirstAnswers
 from extproc.pods.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
 from extproc.pods.scrape_target import ScrapeTarget
@@ -133,6 +134,7 @@ class MetricsScraper:
             is_closed_by = target.closed.reachability if target.closed is not None else None
             if closed is not is_closed_by:
                 target.closed = None if closed is None else replace(target.unreachable, reachability=closed)
+                target.closed_since = time.monotonic()
                 target.refuses(refused=target.refused)
         # in the order given: pages and ties go by it
         self._targets = {address: self._targets[address] for address in endpoints}
@@ -177,6 +179,18 @@ class MetricsScraper:
     def problems(self) -> dict[str, str]:
         """Return what is wrong with each endpoint that did not report last time, or refuses to list its models."""
         return {t.address: why for t in self._targets.values() if (why := t.last_problem or t.refusal) is not None}
+
+    def troubles(self) -> Mapping[str, EndpointTrouble]:
+        """Return what keeps endpoints from serving, or their load from being known; most have nothing."""
+        return {
+            target.address: EndpointTrouble(
+                since=target.closed_since if target.closed is not None else target.problem_since,
+                problem=target.last_problem,
+                asked_every_seconds=self._interval_seconds,
+            )
+            for target in self._targets.values()
+            if target.last_problem is not None or target.closed is not None
+        }
 
     def refusing(self) -> Collection[str]:
         """Return the endpoints that refuse to list their models: they want a key, or another one."""
@@ -411,6 +425,8 @@ class MetricsScraper:
     def _problem(self, target: ScrapeTarget, problem: str | None) -> None:
         if problem == target.last_problem:
             return
+        if target.last_problem is None:
+            target.problem_since = time.monotonic()
         target.last_problem = problem
         if problem is None:
             log.info("endpoint reports its load", extra={"endpoint": target.address})

@@ -32,12 +32,14 @@ class ScrapeTarget:
     changed_at: float = 0.0  # monotonic seconds of the first report with the numbers of `load`
     longest_pause_seconds: float = 0.0  # that its numbers stood still while requests were there, and then moved
     refused: bool = False  # by the last scrape
+    closed_since: float = 0.0  # monotonic seconds
     closed: EndpointStatus | None = None  # what a pick sees while it may get no new requests, whatever it reports
     out: EndpointStatus | None = None  # `closed`, or `unreachable` where it has refused
     tasks: tuple[asyncio.Task[None], ...] = ()
     is_new: bool = False  # its next report is its first: it was not there, or is another process
     ready_since: float | None = None  # monotonic seconds; None: it served when we first looked, or has not yet
     last_problem: str | None = None
+    problem_since: float = 0.0  # monotonic seconds at which it reported no more
     refusal: str | None = None  # why it does not list its models
     scraped: asyncio.Event = field(default_factory=asyncio.Event)
     must_ask: bool = True  # its process has not been asked for its models

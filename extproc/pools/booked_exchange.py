@@ -20,7 +20,7 @@ from extproc.requests.kept_responses import tag_in, tag_of
 from extproc.responses.realised import Comparison, compare
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
 from extproc.responses.response_usage import ModelRewriter, UsageReader, rewriter_for, usage_reader_for
-from extproc.slo.judgement import Judgement, StreamTimes, judge_document, judge_stream
+from extproc.slo.judgement import NOT_MEASURED, Judgement, Measured, StreamTimes, judge_document, judge_stream
 from extproc.slo.promise import AnswerPromise, OpenPromise, TokenTargets
 
 EVENT_STREAM = "text/event-stream"
@@ -86,6 +86,7 @@ class ExchangeBooks(Protocol):
         *,
         served_by: str | None,
         has_come: bool,
+        measured: Measured,
     ) -> None:
         """Count whether an answer was within its targets; `asked`: those of its request's headers.
 
@@ -382,6 +383,9 @@ class ReadResponse:
             verdict(answer.asked) if answer.asked is not None else None,
             served_by=self._served_by,
             has_come=self._chunks > 0,
+            measured=Measured(ttft_seconds=times.first_seconds, inter_token_seconds=times.mean_inter_token(tokens))
+            if self._is_stream
+            else NOT_MEASURED,
         )
 
     def _compare(self, reader: UsageReader) -> None:

@@ -26,7 +26,7 @@ from extproc.replicas.shared_load import EndpointBookings
 from extproc.replicas.shared_state import PoolShare
 from extproc.requests.request import TEXT_APIS, ApiKind
 from extproc.responses.realised import Comparison, RealisedWatch
-from extproc.slo.judgement import Judgement, Outcome
+from extproc.slo.judgement import Judgement, Measured, Outcome
 from extproc.slo.promise import AnswerPromise, OpenPromise
 from extproc.telemetry.degradation_log import DegradationLog
 from extproc.telemetry.extension_metrics import CountedRequest, ModelNames
@@ -228,6 +228,9 @@ class PickerBooks:
         if winner in self.picks:
             self.picks[winner] += 1
         self.matches.routed(winner, prompt_tokens=decision.prompt_tokens, matched_tokens=decision.matched_tokens)
+        self._telemetry.history.load.routed(
+            prompt_tokens=decision.prompt_tokens, cached_tokens=decision.matched_tokens, now=now
+        )
         self._telemetry.routed(
             endpoint=winner,
             prompt_tokens=decision.prompt_tokens,
@@ -350,10 +353,13 @@ class PickerBooks:
         *,
         served_by: str | None,
         has_come: bool,
+        measured: Measured,
     ) -> None:
         """Count it."""
         slo, role = self._telemetry.slo, self.role_of(served_by or answer.endpoint)
         (slo.judged if has_come else slo.left_unseen)(answer, judgement, asked, role=role)
+        key = answer.promise.class_name, answer.promise.model
+        self._telemetry.history.measured(key, measured, weight=answer.weight, now=self._clock())
 
     def unanswered(self, promise: OpenPromise, *, status: int, endpoint: str) -> None:
         """Count what was surely missed; a client that left before its time was up has missed nothing."""

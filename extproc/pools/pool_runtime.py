@@ -283,6 +283,7 @@ class PoolRuntime:
                 return exchange
         self._count_refused(pending, refusal)
         self.telemetry.refused(refusal.reason)
+        self.telemetry.history.load.refused(now=self.clock())
         if self.telemetry.extension is not None:
             self.telemetry.extension.refused(self._names(pending), status=refusal.status)
         record = _refusal_record(pending, refusal)

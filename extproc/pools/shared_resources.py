@@ -5,6 +5,8 @@ Each pool enters its books here.
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -74,6 +76,11 @@ class SharedResources:
                 bookings=self.own_bookings,
                 heard=self._heard,
             )
+
+    @property
+    def name(self) -> str:
+        """Return the picker's name among the replicas, and in what it shows."""
+        return self.shared.replica if self.shared is not None else f"{socket.gethostname()}:{os.getpid()}"
 
     def share_of(self, pool: str, *, session_ttl_seconds: float) -> PoolShare | None:
         """Return the pool's part of what the replicas share; None where nothing is shared."""

@@ -54,8 +54,24 @@ class StreamTimes(msgspec.Struct, frozen=True, kw_only=True):
         first = max(first_at - arrived_at, 0.0)
         return cls(first_seconds=first, last_seconds=max(last_at - arrived_at, first))
 
+    def mean_inter_token(self, tokens: int | None) -> float | None:
+        """Return the mean time from one token to the next; None where less than two came, or how many is not known."""
+        if tokens is None or tokens < 2 or self.first_seconds is None:
+            return None
+        return (self.last_seconds - self.first_seconds) / (tokens - 1)
+
 
 NO_TOKENS = StreamTimes()
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a stream's tokens took as the picker saw them; None: that was not seen."""
+
+    ttft_seconds: float | None = None
+    inter_token_seconds: float | None = None  # mean
+
+
+NOT_MEASURED = Measured()
 
 
 def judge_stream(
@@ -72,10 +88,8 @@ def judge_stream(
     if first is None:
         return Judgement()
     ttft = first <= targets.ttft_seconds
-    inter_token = None
-    if tokens is not None and tokens > 1 and times.first_seconds is not None:
-        mean = (times.last_seconds - times.first_seconds) / (tokens - 1)
-        inter_token = mean <= targets.inter_token_seconds
+    mean = times.mean_inter_token(tokens)
+    inter_token = None if mean is None else mean <= targets.inter_token_seconds
     return Judgement(ttft=ttft, inter_token=inter_token, whole=ttft and inter_token is not False)
 
 

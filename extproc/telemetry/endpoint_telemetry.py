@@ -13,7 +13,9 @@ from math import inf
 from extproc.pods.endpoint import EndpointStatus, Reachability, Role
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.pods.link_estimate import LinkEstimates
+from extproc.slo.latency_history import LatencyHistory
 from extproc.telemetry import metrics
+from extproc.telemetry.pool_history import PoolHistory
 from kvmesh.metrics.metric import Metric
 from kvmesh.metrics.registry import Family, Histogram, Registry, Rows
 from kvmesh.pods.engine_metrics import parse_latencies, parse_started_at
@@ -97,13 +99,21 @@ class LatencyTelemetry:
     process) counts from zero.
     """
 
-    def __init__(self, registry: Registry, *, read_every_seconds: float = READ_EVERY_SECONDS) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        history: PoolHistory | None = None,
+        read_every_seconds: float = READ_EVERY_SECONDS,
+    ) -> None:
+        """`history` is told as well, with the time at which a page was read."""
+        history = history or PoolHistory()
         self.role_of: Callable[[str], str] = _both  # endpoint -> role
         # by model and role, over all pods
         self.ttft = registry.histograms(metrics.TTFT)
         self.inter_token = registry.histograms(metrics.INTER_TOKEN)
-        self._ttft = PodLatencies(self.ttft)
-        self._inter_token = PodLatencies(self.inter_token)
+        self._ttft = PodLatencies(self.ttft, history=history.pods_ttft)
+        self._inter_token = PodLatencies(self.inter_token, history=history.pods_inter_token)
         self._read_every_seconds = read_every_seconds
         self._due: dict[str, float] = {}  # endpoint -> monotonic seconds
         self._started: dict[str, float | None] = {}  # endpoint -> its start in unix seconds; None: it does not say
@@ -125,8 +135,8 @@ class LatencyTelemetry:
         self._note_start(endpoint, (yield from parse_started_at(text)))
         ttft, inter_token = yield from parse_latencies(text)
         role = self.role_of(endpoint)
-        self._ttft.report(endpoint, ttft, role=role)
-        self._inter_token.report(endpoint, inter_token, role=role)
+        self._ttft.report(endpoint, ttft, role=role, now=now)
+        self._inter_token.report(endpoint, inter_token, role=role, now=now)
 
     def restarted(self, endpoint: str) -> None:
         """Take note that another process answers there."""
@@ -155,23 +165,25 @@ class LatencyTelemetry:
 class PodLatencies:
     """Adds one kind of latency up over the pods, by model and role."""
 
-    def __init__(self, family: Family[Histogram], *, most_models: int = MOST_MODELS) -> None:
+    def __init__(self, family: Family[Histogram], *, history: LatencyHistory, most_models: int = MOST_MODELS) -> None:
         self._family = family
+        self._history = history
         self._most_models = most_models
         self._last: dict[str, Mapping[str, PodHistogram]] = {}  # endpoint -> model -> as last shown
         self._models: set[str] = set()
 
-    def report(self, endpoint: str, shown: Mapping[str, PodHistogram], *, role: str) -> None:
-        """Take what a pod shows now, by model."""
+    def report(self, endpoint: str, shown: Mapping[str, PodHistogram], *, role: str, now: float) -> None:
+        """Take what a pod has shown, by model, at `now` (monotonic seconds)."""
         before = self._last.get(endpoint)
         self._last[endpoint] = shown
-        for model, now in shown.items():
-            merged = self._of(model, role)
+        for model, its in shown.items():
+            label = self._label(model)
+            merged = self._family.of(label, role)
             if before is None:
                 continue  # counted from here on
             last = before.get(model)
-            is_new = last is None or last.bounds != now.bounds or any(map(_falls, last.counts, now.counts))
-            _add(merged, now, None if is_new else last)
+            is_new = last is None or last.bounds != its.bounds or any(map(_falls, last.counts, its.counts))
+            self._history.add_counts((label, role), _add(merged, its, None if is_new else last), now=now)
 
     def restarted(self, endpoint: str) -> None:
         """Count all that the endpoint shows next: it is another process, which has begun at zero."""
@@ -182,23 +194,26 @@ class PodLatencies:
         """Forget an endpoint that is gone; what it has shown stays counted."""
         self._last.pop(endpoint, None)
 
-    def _of(self, model: str, role: str) -> Histogram:
+    def _label(self, model: str) -> str:
         if model not in self._models:
             if len(self._models) >= self._most_models:
                 model = metrics.OTHER
             self._models.add(model)
-        return self._family.of(model, role)
+        return model
 
 
-def _add(merged: Histogram, now: PodHistogram, last: PodHistogram | None) -> None:
-    counted = 0.0  # up to the bound before
+def _add(merged: Histogram, now: PodHistogram, last: PodHistogram | None) -> list[tuple[int, float]]:
+    """Add what has come since `last`, and return it by our buckets."""
+    counted, added = 0.0, []  # up to the bound before
     for i, place in enumerate(_places(merged.bounds, now.bounds)):
         more = now.counts[i] - (last.counts[i] if last is not None else 0.0)
         if more > counted:
             merged.counts[place] += more - counted
+            added.append((place, more - counted))
             counted = more
     if counted:
         merged.sum += max(now.seconds - (last.seconds if last is not None else 0.0), 0.0)
+    return added
 
 
 def _falls(last: float, now: float) -> bool:

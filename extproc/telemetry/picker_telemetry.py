@@ -3,6 +3,7 @@
 The series of an endpoint go with it; the values of all other labels are closed sets of ours or configured names.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from extproc.responses.realised import Comparison
 from extproc.telemetry import metrics
 from extproc.telemetry.endpoint_telemetry import EndpointView, LatencyTelemetry, endpoint_metrics
 from extproc.telemetry.extension_metrics import ExtensionTelemetry
+from extproc.telemetry.pool_history import PoolHistory
 from extproc.telemetry.prefill_telemetry import PrefillTelemetry
 from extproc.telemetry.process_telemetry import process_text
 from extproc.telemetry.shadow_telemetry import ShadowTelemetry
@@ -37,7 +39,8 @@ class PickerTelemetry:
         self._degraded = registry.values(metrics.DEGRADED)
         phases = registry.histograms(metrics.PHASES)
         self._phases = {name: phases.of(name) for name in PHASES}
-        self.latencies = LatencyTelemetry(registry)
+        self.history = PoolHistory(began_at=time.monotonic())
+        self.latencies = LatencyTelemetry(registry, history=self.history)
         self.models = ModelTelemetry(registry)
         self.tenants = TenantTelemetry(registry)
         self.slo = SloTelemetry(registry, tenants=self.tenants, latencies=self.latencies)

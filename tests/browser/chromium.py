@@ -1,6 +1,5 @@
 """A real headless Chromium for tests of the page, and one opened page that must stay without errors."""
 
-import importlib.resources
 import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
@@ -9,6 +8,8 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
+
+from tests.browser.axe.script import axe_script
 
 # nothing is asked of the network but what a test opens; in containers tests run as root, where there is no sandbox
 FLAGS = (
@@ -22,7 +23,10 @@ FLAGS = (
 )
 WAIT_MILLISECONDS = 10_000
 GRAVE = ("serious", "critical")
-AXE = {"resultTypes": ["violations"], "preload": False}  # nothing but what is wrong: faster
+# rules that axe does not run by itself; those of them that find nothing grave say nothing here
+MORE_RULES = ("label-content-name-mismatch", "target-size", "hidden-content", "focus-order-semantics", "p-as-heading")
+# nothing but what is wrong: faster
+AXE = {"resultTypes": ["violations"], "preload": False, "rules": {name: {"enabled": True} for name in MORE_RULES}}
 
 
 @asynccontextmanager
@@ -82,8 +86,7 @@ async def feed_is(page: Page, state: str) -> None:
 async def grave_findings(page: Page) -> list[Any]:
     """Return what axe finds serious or critical: rule and where."""
     if not await page.evaluate("'axe' in window"):
-        script = importlib.resources.files("axe_playwright_python") / "axe.min.js"
-        await page.evaluate(script.read_text(encoding="utf-8"))
+        await page.evaluate(axe_script())
     found = await page.evaluate("(options) => axe.run(document, options)", AXE)
     return [
         (rule["id"], rule["help"], [node["html"][:160] for node in rule["nodes"][:4]])
@@ -96,3 +99,45 @@ async def overflow(page: Page) -> int:
     """Return by how many pixels the page is wider than its window."""
     wide = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     return int(wide)
+
+
+# of each tile: words that leave it, that are cut off, or that lie on other words
+SPILLED = """(selector) => {
+  const seen = (node, tile) => {
+    for (let at = node; at !== tile; at = at.parentElement) if (getComputedStyle(at).clipPath !== "none") return false;
+    return node.checkVisibility({ checkVisibilityCSS: true });
+  };
+  const inside = (line, box) =>
+    line.left >= box.left && line.right <= box.right + 0.5 && line.top >= box.top && line.bottom <= box.bottom + 0.5;
+  const meet = (a, b) =>
+    a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3;
+  const found = [];
+  for (const tile of document.querySelectorAll(selector)) {
+    const box = tile.getBoundingClientRect();
+    const lines = [];
+    const texts = document.createTreeWalker(tile, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      const text = texts.currentNode;
+      if (!text.data.trim() || !seen(text.parentElement, tile)) continue;
+      const range = document.createRange();
+      range.selectNodeContents(text);
+      for (const line of range.getClientRects()) {
+        if (!inside(line, box)) found.push(`leaves its tile: ${text.data}`);
+        lines.push([line, text]);
+      }
+      for (let node = text.parentElement; node !== tile; node = node.parentElement)
+        if (getComputedStyle(node).overflow !== "visible" && node.scrollWidth > node.clientWidth)
+          found.push(`is cut off: ${text.data}`);
+    }
+    for (const [i, [a, one]] of lines.entries())
+      for (const [b, other] of lines.slice(i + 1))
+        if (one !== other && meet(a, b)) found.push(`lies on other words: ${one.data} | ${other.data}`);
+  }
+  return found;
+}"""
+
+
+async def spilled(page: Page, selector: str) -> list[str]:
+    """Return the words in these tiles that are not whole and apart from each other within their tile."""
+    found: list[str] = await page.evaluate(SPILLED, selector)
+    return found

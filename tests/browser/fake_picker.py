@@ -21,6 +21,7 @@ class FakePicker:
         self.status: int = 200  # of the feed
         self.explanation: Any = {"endpoint": None, "status": 503, "reason": "no-ready-endpoint", "message": "no pods"}
         self.decisions: list[Any] = []
+        self.decisions_asked: list[dict[str, str]] = []
         self.asked: list[Any] = []  # what POST /v1/explain was asked
         self.pools_asked: list[str | None] = []
         self.url = ""
@@ -71,8 +72,10 @@ class FakePicker:
             self._watchers.discard(queue)
         return response
 
-    async def _decisions(self, _: web.Request) -> web.Response:
-        return web.json_response(self.decisions)
+    async def _decisions(self, request: web.Request) -> web.Response:
+        self.decisions_asked.append(dict(request.query))
+        wanted = request.query.get("decision_id")
+        return web.json_response([each for each in self.decisions if wanted in (None, each["id"])])
 
     async def _explain(self, request: web.Request) -> web.Response:
         objective = request.headers.get("x-gateway-inference-objective")

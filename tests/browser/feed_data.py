@@ -202,6 +202,54 @@ def no_prefixes(*, now: float = NOW) -> Any:
     return prefixes(1, now=now, roots=0)
 
 
+def history(*, now: float = NOW, busy: bool = True, model: str = "qwen3-32b", seed: int = 11) -> Any:
+    """The last 15 minutes: of three classes as the picker saw them, and of a model as the pods did."""
+    dice = random.Random(seed)
+    slices, parts = range(60 if busy else 0), range(180)
+
+    def series(source: str, measure: str, p50: float, observed: int, **more: Any) -> Any:
+        counts = [dice.randint(0, 2 * observed) if i > 8 else 0 for i in slices]
+        tide = [1 + 0.5 * (25 < i < 38) + 0.2 * dice.random() for i in slices]
+        columns = {
+            f"{name}_ms": [round(p50 * factor * each, 2) if n else None for each, n in zip(tide, counts, strict=True)]
+            for name, factor in (("p50", 1.0), ("p95", 2.1), ("p99", 3.2))
+        }
+        whole = {"observed": sum(counts), "p50_ms": p50 * 1.1, "p95_ms": p50 * 2.4, "p99_ms": p50 * 4.1}
+        common = {"source": source, "measure": measure, "class": None, "model": model, "role": None} | more
+        return common | {"whole": whole, "slices": {"observed": counts} | columns}
+
+    latencies = [
+        series("answers", measure, p50 * factor, observed, **{"class": name})
+        for name, p50, observed in (("standard", 180.0, 4), ("critical", 90.0, 1), ("sheddable", 900.0, 2))
+        for measure, factor in (("ttft", 1.0), ("inter-token", 0.1))
+    ]
+    latencies += [
+        series("pods", "ttft", 84.0, 200, role="both"),
+        series("pods", "inter-token", 18.0, 9000, role="both"),
+    ]
+    requests = [round(20 + 12 * dice.random()) if busy and i > 25 else 0 for i in parts]
+    prompt = [each * 1400 for each in requests]
+    return {
+        "now": now,
+        "pool": "",
+        "picker": "picker-7d9f-a1",
+        "since": now - 800.0,
+        "sample_share": 0.02,
+        "slice_seconds": 15.0,
+        "first_at": now - 890.0,
+        "latencies": latencies if busy else [],
+        "left_out": 0,
+        "load": {
+            "slice_seconds": 5.0,
+            "first_at": now - 902.0,
+            "requests": requests,
+            "refused": [1 if busy and i % 20 == 7 else 0 for i in parts],
+            "prompt_tokens": prompt,
+            "cached_tokens": [round(each * (0.3 + 0.3 * i / 180)) for i, each in enumerate(prompt)],
+        },
+    }
+
+
 def decision(i: int, pods_count: int, *, now: float = NOW, seed: int = 5) -> dict[str, Any]:
     """Decision number i, routed; `refused` makes one that is not."""
     dice = random.Random(seed * 100_003 + i)
@@ -324,6 +372,8 @@ def snapshot(count: int, *, now: float = NOW, busy: bool = True, texts: bool = F
         "kvmesh": "0.1.0",
         "pool": "",
         "pools": [],
+        "picker": "picker-7d9f-a1",
+        "docs": "https://docs.example/kvmesh/index.md",
         "policy": {
             "strategy": "kv-aware",
             "weights": WEIGHTS,
@@ -335,5 +385,6 @@ def snapshot(count: int, *, now: float = NOW, busy: bool = True, texts: bool = F
         "classes": classes(now=now, busy=busy),
         "index": index(count, now=now, busy=busy),
         "prefixes": prefixes(count, now=now, texts=texts) if busy and count else no_prefixes(now=now),
+        "history": history(now=now, busy=busy),
         "decisions": decisions,
     } | parts

@@ -154,7 +154,7 @@ async def live_picker(
     pools = Pools(resources)
     await pools.apply({"": static_config(settings)})
     pool = pools.all[""]
-    pages = PickerPages(pools, view=IndexView(url=redis_url))
+    pages = PickerPages(pools, view=IndexView(url=redis_url), name=resources.name)
     feed = LiveFeed(pages, watch=resources.watch)
     resources.watch.on_picked = feed.picked
     server = AdminServer(pages, max_body_bytes=1 << 20, feed=feed)

@@ -19,7 +19,7 @@ from extproc.pools.booked_exchange import BookedExchange, ReadResponse
 from extproc.quotas.quota import QuotaNote
 from extproc.responses.realised import Comparison
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponsePlan
-from extproc.slo.judgement import Judgement
+from extproc.slo.judgement import Judgement, Measured
 from extproc.slo.promise import AnswerPromise, OpenPromise
 from tests.integration.envoy_process import HOST, free_addresses, running_envoy
 
@@ -147,6 +147,7 @@ class Books:
         *,
         served_by: str | None,
         has_come: bool,
+        measured: Measured,
     ) -> None:
         raise AssertionError("nothing is promised")
 

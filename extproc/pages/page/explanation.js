@@ -78,7 +78,7 @@ function unheard(decision, asked) {
 
 function admission(words, request) {
   const verdicts = { go: "It would be sent at once", wait: `It would wait in the queue, behind ${plural(words.waiting_requests ?? 0, "request")}`, refuse: "It would be refused" };
-  return `${verdicts[words.verdict] ?? words.verdict}. The first token is expected after ${milliseconds(words.expected_ttft_ms)}; class ${request?.class ?? "?"} is promised ${milliseconds(words.target_ttft_ms)}.${keeps(words)}`;
+  return `${verdicts[words.verdict] ?? words.verdict}. The expected TTFT is ${milliseconds(words.expected_ttft_ms)}; the TTFT SLO of class ${request?.class ?? "?"} is ${milliseconds(words.target_ttft_ms)}.${keeps(words)}`;
 }
 
 function keeps({ attainment, judged }) {
@@ -144,7 +144,7 @@ function candidates(decision, names, all) {
   const scored = pods.some((pod) => pod.total != null);
   const most = Math.max(...pods.map(sum), 1e-9);
   const used = weights.filter(([name]) => pods.some((pod) => lost(pod).find((each) => each.name === name).points / most > 0.004));
-  const shown = table("Pods that could take it", [{ label: "Pod" }, ...(scored ? [{ label: "Points behind" }, { label: "Total", number: true }] : []), { label: "Cached", number: true }, { label: "Running", number: true }, { label: "Waiting", number: true }, { label: "KV in use", number: true }]);
+  const shown = table("Pods that could take it", [{ label: "Pod" }, ...(scored ? [{ label: "Points behind" }, { label: "Total", number: true }] : []), { label: "Cached", number: true }, { label: "Running", number: true }, { label: "Waiting", number: true }, { label: "KV use", number: true }]);
   for (const pod of pods) {
     const mine = pod.endpoint === decision.endpoint;
     const name = el("span", { class: "pod-name" }, names(pod.endpoint), mine ? chip("picked", "good") : null, pod.full ? chip("full", "warn") : null, pod.state && pod.state !== "ready" ? chip(pod.state, "warn") : null, pod.unhealthy ? chip("unhealthy", "bad") : null);

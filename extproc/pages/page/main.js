@@ -1,23 +1,24 @@
 // Starts the page: connects the feed, the store and the views, and says how the connection is.
 
-import { address, ask, keepToken, takeToken } from "./ask.js";
+import { keepToken, takeToken } from "./ask.js";
 import { el, set, text } from "./dom.js";
-import { explanation } from "./explanation.js";
 import { Feed } from "./feed.js";
-import { podFacts } from "./pod_facts.js";
-import { fillSheet, openSheet, updateSheet } from "./sheet.js";
-import { emptyState, endOf, take } from "./store.js";
+import { Places } from "./places.js";
+import { placeOf, viewBelow } from "./route.js";
+import { updateSheet } from "./sheet.js";
+import { emptyState, take } from "./store.js";
 import { classesView } from "./view_classes.js";
 import { decisionsView } from "./view_decisions.js";
 import { indexView, troubles } from "./view_index.js";
 import { podsView } from "./view_pods.js";
+import { latencyView } from "./view_latency.js";
 import { prefixesView } from "./view_prefixes.js";
 import { tryView } from "./view_try.js";
 import { age, clock, exact, isWell, plural, shortNames } from "./words.js";
 
 const REDRAW_MILLISECONDS = 250; // calm for the eye, and for the machine
 const SAY_SECONDS = 15; // screen readers hear no more than one sentence in so long
-const VIEWS = { pods: ["Pods", podsView], prefixes: ["Prefixes", prefixesView], decisions: ["Decisions", decisionsView], classes: ["Classes", classesView], index: ["Index", indexView], try: ["Try a prompt", tryView] };
+const VIEWS = { pods: ["Pods", podsView], prefixes: ["Prefixes", prefixesView], decisions: ["Decisions", decisionsView], classes: ["Classes", classesView], latency: ["Latency", latencyView], index: ["Index", indexView], try: ["Try a prompt", tryView] };
 const FEED_WORDS = { connecting: "Connecting", live: "Live", lost: "Disconnected", paused: "Paused", locked: "Locked", forbidden: "Closed" };
 
 const at = (id) => document.getElementById(id);
@@ -30,9 +31,12 @@ const app = {
   state,
   names: memoNames(),
   lock: (why) => feedState({ state: "locked", why }),
-  openPod: (name) => openSheet(name, podFacts(name, app.openDecision), state, { live: true }),
-  openDecision,
+  openPod: (name) => places.open("pods", name),
+  openPrefix: (id) => places.open("prefixes", id),
+  openClass: (name) => places.open("classes", name),
+  openDecision: (decision) => places.openDecision(decision),
 };
+const places = new Places(app, { below: current, moved: drawTitle });
 
 function memoNames() {
   let known = null;
@@ -42,23 +46,6 @@ function memoNames() {
     if (addresses !== known) [known, names] = [addresses, shortNames(addresses ? addresses.split("\n") : [])];
     return names;
   };
-}
-
-function openDecision(decision) {
-  const named = (each) => app.names(state).get(each) ?? each;
-  const shown = (each, more) => explanation(each, { names: named, ended: endOf(state, decision), ...more });
-  const all = async (event) => {
-    set(event.target, { "aria-disabled": "true" });
-    try {
-      const found = await ask(address("/v1/decisions", { request_id: decision.request_id, limit: 20, pool: state.pool }));
-      const whole = found.find((each) => each.at === decision.at); // clients choose the ids: there may be others
-      if (whole) fillSheet(shown({ ...decision, ...whole, candidates_left_out: 0, rejected_left_out: 0 }));
-      else text(event.target, "The picker has forgotten it");
-    } catch (error) {
-      text(event.target, error.message);
-    }
-  };
-  openSheet(`Decision at ${clock(decision.at)}`, () => shown(decision, { all }), state);
 }
 
 // ---- drawing -------------------------------------------------------------------------------------------------------
@@ -75,9 +62,9 @@ function draw() {
   drawnAt = performance.now();
   drawChooser();
   const index = troubles(state);
-  at("nav-index").hidden = index === 0;
+  at("nav-index").parentElement.hidden = index === 0;
   text(at("nav-index"), index);
-  if (index) at("nav-index").setAttribute("aria-label", plural(index, "finding"));
+  text(at("nav-index-unit"), index === 1 ? " finding" : " findings");
   if (state.snapshotAt !== null && !isLocked()) {
     const name = current();
     if (!views.has(name)) views.set(name, VIEWS[name][1](at(`view-${name}`), app));
@@ -103,24 +90,40 @@ function drawChooser() {
 const isLocked = () => ["locked", "forbidden"].includes(state.feed.state);
 
 function current() {
-  const name = location.hash.replace(/^#\//, "");
+  const name = viewBelow();
   return Object.hasOwn(VIEWS, name) ? name : "pods";
+}
+
+function drawTitle() {
+  document.title = `${placeOf(location.hash).id || VIEWS[current()][0]} · kvmesh`;
 }
 
 function show({ focus }) {
   const name = current();
-  const open = state.snapshotAt !== null && !isLocked() && !(state.pool === null && state.pools.length > 1);
+  const isShown = state.snapshotAt !== null && !isLocked() && !(state.pool === null && state.pools.length > 1);
   at("hello").hidden = state.snapshotAt !== null || isLocked();
-  for (const each of Object.keys(VIEWS)) at(`view-${each}`).hidden = !open || each !== name;
+  for (const each of Object.keys(VIEWS)) at(`view-${each}`).hidden = !isShown || each !== name;
   for (const link of document.querySelectorAll("nav.views a")) set(link, { "aria-current": link.hash === `#/${name}` ? "page" : null });
-  document.title = `${VIEWS[name][0]} · kvmesh`;
+  drawTitle();
   drawPools();
-  if (!open) return;
+  drawFooter();
+  if (!isShown) return;
   draw();
+  places.arrive();
   if (focus) {
     scrollTo(0, 0);
     at(`h-${name}`)?.focus({ preventScroll: true });
   }
+}
+
+/** Which program this is, which of several, and where its words are explained. */
+function drawFooter() {
+  const box = at("foot");
+  box.hidden = state.snapshotAt === null || isLocked();
+  text(at("foot-version"), state.version ? `kvmesh ${state.version}` : "kvmesh");
+  text(at("foot-picker"), state.picker ? `Picker ${state.picker}` : "");
+  const docs = /^https:\/\//.test(state.docs) ? state.docs : "";
+  for (const link of box.querySelectorAll("a[data-docs]")) set(link, { hidden: !docs, href: docs ? new URL(link.dataset.docs, docs).href : null });
 }
 
 /** Where several pools are served and none is chosen: the choice is the page. */
@@ -130,7 +133,7 @@ function drawPools() {
   box.hidden = !choose;
   if (!choose) return;
   if (!state.pools.length) return void box.lastChild.replaceChildren(el("li", { class: "empty", text: "No pool is served yet. Pools appear here as soon as they are found." }));
-  box.lastChild.replaceChildren(...state.pools.map((each) => el("li", {}, el("button", { type: "button", class: "pool", on: { click: () => choosePool(each.pool) } }, el("b", { text: each.pool }), el("span", { text: `${exact(each.ready)} of ${plural(each.endpoints, "pod")} ready · ${exact(each.open_requests)} under way · ${exact(each.waiting)} waiting` }), el("span", { class: "muted", text: [each.model, ...(each.hosts ?? [])].filter(Boolean).join(" · ") })))));
+  box.lastChild.replaceChildren(...state.pools.map((each) => el("li", {}, el("button", { type: "button", class: "pool", on: { click: () => choosePool(each.pool) } }, el("b", { text: each.pool }), el("span", { text: `${exact(each.ready)} of ${plural(each.endpoints, "pod")} ready · ${exact(each.open_requests)} in flight · ${exact(each.waiting)} waiting` }), el("span", { class: "muted", text: [each.model, ...(each.hosts ?? [])].filter(Boolean).join(" · ") })))));
 }
 
 function choosePool(name) {
@@ -214,7 +217,6 @@ function theme(next) {
   if (next === "auto") delete root.dataset.theme;
   else root.dataset.theme = next;
   text(at("theme-text"), next[0].toUpperCase() + next.slice(1));
-  set(at("theme"), { "aria-label": `Theme: ${next === "auto" ? "as the system" : next}` });
   try {
     if (next === "auto") localStorage.removeItem("kvmesh.theme");
     else localStorage.setItem("kvmesh.theme", next);
@@ -241,13 +243,15 @@ addEventListener("hashchange", () => {
     takeToken();
     feed.start();
   }
-  show({ focus: true });
+  show({ focus: current() !== focused });
+  focused = current();
 });
 setInterval(() => {
   drawBanner();
   if (state.feed.state === "live") changed(); // ages go on
 }, 1000);
 
+let focused = current(); // the view that had the focus last
 theme(root.dataset.theme ?? "auto");
 show({ focus: false });
 feed.start(new URL(location.href).searchParams.get("pool"));

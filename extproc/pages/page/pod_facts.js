@@ -2,6 +2,7 @@
 
 import { bar } from "./charts.js";
 import { chip, el, facts, table } from "./dom.js";
+import { troubleOf } from "./pod_trouble.js";
 import { age, clock, count, exact, isWell, milliseconds, podState, roleOf, share } from "./words.js";
 
 const known = (value, show) => (value === null || value === undefined ? null : show(value));
@@ -16,21 +17,21 @@ export function podFacts(address, open) {
       "div",
       { class: "pod-facts" },
       el("p", { class: "chips" }, chip(podState(pod), isWell(pod) ? "good" : "bad"), roleOf(pod) ? chip(`role ${roleOf(pod)}`) : null, pod.index_state ? chip(`index ${pod.index_state}`, pod.index_state === "live" ? "good" : "warn") : chip("not in the index", "warn")),
-      pod.avoided ? el("p", { text: `Avoided: ${pod.avoided}` }) : null,
+      stopped(pod, state),
       pod.index_reason ? el("p", { text: `Index: ${pod.index_reason}` }) : null,
-      el("div", { class: "gauge" }, el("span", { text: "Cache blocks in use" }), bar(pod.kv_usage, "load"), el("b", { text: share(pod.kv_usage) })),
-      el("div", { class: "gauge" }, el("span", { text: "Prompt tokens it found cached" }), bar(pod.hit_rate, "cache"), el("b", { text: share(pod.hit_rate) })),
+      el("div", { class: "gauge" }, el("span", { text: "KV use" }), bar(pod.kv_usage, "load"), el("b", { text: share(pod.kv_usage) })),
+      el("div", { class: "gauge" }, el("span", { text: "Hit rate" }), bar(pod.hit_rate, "cache"), el("b", { text: share(pod.hit_rate) })),
       facts([
         ["Running", exact(pod.running)],
         ["Waiting there", exact(pod.waiting)],
-        ["Open requests of this picker", exact(pod.bookings)],
+        ["In flight from this picker", exact(pod.bookings)],
         ["Picked", `${exact(pod.picks)} (${share(pod.share)})`],
         ["Cached", `${exact(pod.cached_blocks)} blocks${pod.cached_tokens ? `, ${count(pod.cached_tokens)} tokens` : ""}`],
         ["Tiers", Object.entries(pod.tiers ?? {}).map(([tier, blocks]) => `${tier} ${exact(blocks)}`).join(", ")],
         ["Tokens a block", known(pod.block_tokens, exact)],
-        ["Computes prompts at", known(pod.prefill_tokens_per_second, (rate) => `${count(rate)} tokens/s`)],
-        ["Time a token", known(pod.inter_token_ms, (time) => `${time} ms`)],
-        ["First-token estimate is off by", known(pod.ttft_estimate_error_ms, milliseconds)],
+        ["Prefill speed", known(pod.prefill_tokens_per_second, (rate) => `${count(rate)} tokens/s`)],
+        ["Inter-token time", known(pod.inter_token_ms, (time) => `${time} ms`)],
+        ["TTFT estimate is off by", known(pod.ttft_estimate_error_ms, milliseconds)],
         ["Longest context", known(pod.max_model_len, (tokens) => `${exact(tokens)} tokens`)],
         ["Models", (pod.models ?? []).join(", ")],
         ["Adapters", (pod.adapters ?? []).join(", ")],
@@ -40,6 +41,12 @@ export function podFacts(address, open) {
       lately.length ? el("ul", { class: "plain" }, lately.map((each) => el("li", {}, el("button", { type: "button", class: "linkish", on: { click: () => open(each) } }, `${clock(each.at)}  ${each.request?.model ?? ""}`, el("span", { text: each.prompt_tokens ? `${count(each.matched_tokens)} of ${count(each.prompt_tokens)} tokens cached` : "" }))))) : null,
     );
   };
+}
+
+function stopped(pod, state) {
+  const trouble = troubleOf(pod, { now: Date.now() / 1000 + state.ahead, pool: state.pool });
+  if (!trouble) return null;
+  return el("section", { class: "stopped", "aria-label": "Why it gets no requests" }, el("p", {}, el("b", { text: `${podState(pod)} ${trouble.since}`.trim() })), el("p", { text: trouble.why }), el("p", { text: trouble.next }));
 }
 
 function sources(state, address) {

@@ -10,7 +10,7 @@ let origin = null;
 
 /** Opens the sheet. `fill(state)` returns its content; with `live` it is made anew as the state changes. */
 export function openSheet(words, fill, state, { live = false } = {}) {
-  origin = document.activeElement;
+  if (!sheet.open) origin = document.activeElement;
   text(title, words);
   body.replaceChildren(fill(state));
   refresh = live ? fill : null;
@@ -28,6 +28,15 @@ export function updateSheet(state) {
 export function fillSheet(content) {
   if (sheet.open) body.replaceChildren(content);
 }
+
+export const isOpen = () => sheet.open;
+
+export function closeSheet() {
+  if (sheet.open) sheet.close();
+}
+
+/** `act` is called whenever the sheet has been closed. */
+export const onClose = (act) => sheet.addEventListener("close", act);
 
 sheet.addEventListener("close", () => {
   refresh = null;

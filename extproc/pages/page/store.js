@@ -2,7 +2,8 @@
 
 const DECISIONS = 300;
 const ENDED = 600;
-const HISTORY_SECONDS = 120;
+const OWN_SECONDS = 10;
+const SMOOTH = 6; // slices of the load
 
 export function emptyState() {
   return {
@@ -21,7 +22,10 @@ export function emptyState() {
     decisions: [], // newest first
     ended: new Map(), // by the decision's id, where it is known
     missed: 0,
-    history: [], // one a second: {at, picks, prompt, matched, refused}
+    past: null, // the last 15 minutes, as the picker keeps them
+    seconds: [], // one a second, of our own: {at, picks}
+    docs: "",
+    picker: "",
     feed: { state: "connecting" },
   };
 }
@@ -34,13 +38,14 @@ export function take(state, name, data, now) {
   else if (name === "pods") pods(state, data, now);
   else if (name === "pools") state.pools = data.pools;
   else if (name === "classes" || name === "index" || name === "prefixes") state[name] = data;
+  else if (name === "history") state.past = data;
   else if (name === "decision") decision(state, data, now);
   else if (name === "ended") ended(state, data);
 }
 
 function snapshot(state, data, now) {
   const another = state.process !== data.process_id || state.pool !== data.pool;
-  if (another) Object.assign(state, { history: [], decisions: [], ended: new Map(), missed: 0 });
+  if (another) Object.assign(state, { seconds: [], decisions: [], ended: new Map(), missed: 0 });
   Object.assign(state, {
     snapshotAt: now,
     process: data.process_id,
@@ -51,6 +56,9 @@ function snapshot(state, data, now) {
     classes: data.classes ?? null,
     index: data.index ?? null,
     prefixes: data.prefixes ?? null,
+    past: data.history ?? null,
+    docs: data.docs ?? "",
+    picker: data.picker ?? "",
   });
   // what came while nobody listened is not known: the list goes on with what is
   const known = new Set((data.decisions ?? []).map((each) => each.id));
@@ -61,21 +69,15 @@ function snapshot(state, data, now) {
 
 function pods(state, data, now) {
   state.pods = data;
-  const last = state.history.at(-1);
-  if (!last || now - last.at > 0.5) state.history.push({ at: now, picks: data.totals?.picks ?? null, running: data.totals?.running ?? 0, prompt: 0, matched: 0, refused: 0, seen: 0 });
-  while (state.history.length && state.history[0].at < now - HISTORY_SECONDS) state.history.shift();
+  const last = state.seconds.at(-1);
+  if (!last || now - last.at > 0.5) state.seconds.push({ at: now, picks: data.totals?.picks ?? null });
+  while (state.seconds.length && state.seconds[0].at < now - OWN_SECONDS) state.seconds.shift();
 }
 
 function decision(state, data, now) {
   state.missed += data.missed ?? 0;
   state.decisions.unshift({ ...data, heardAt: now });
   if (state.decisions.length > DECISIONS) state.decisions.length = DECISIONS;
-  const second = state.history.at(-1);
-  if (!second) return;
-  second.seen += 1;
-  second.prompt += data.prompt_tokens ?? 0;
-  second.matched += data.matched_tokens ?? 0;
-  if (data.endpoint === null) second.refused += 1;
 }
 
 function ended(state, data) {
@@ -86,33 +88,43 @@ function ended(state, data) {
 /** What became of a decision, where that is known: request ids are the clients', and may come twice. */
 export const endOf = (state, decision) => state.ended.get(decision.id) ?? state.ended.get(decision.request_id) ?? null;
 
-/** Requests routed in each second of the last two minutes, from the pods' counts: exact, however many were left out. */
+/** Requests routed in each of the last seconds, from the pods' counts: exact, however many events were left out. */
 export function rates(state) {
   const found = [];
-  for (let i = 1; i < state.history.length; i += 1) {
-    const [before, after] = [state.history[i - 1], state.history[i]];
+  for (let i = 1; i < state.seconds.length; i += 1) {
+    const [before, after] = [state.seconds[i - 1], state.seconds[i]];
     if (before.picks === null || after.picks === null || after.picks < before.picks) continue;
     found.push((after.picks - before.picks) / Math.max(after.at - before.at, 0.25));
   }
   return found;
 }
 
-/** The share of prompt tokens that decisions expected in a cache, second by second and as a whole; null: no prompts. */
-export function hitShares(state) {
-  const known = state.decisions.slice(0, 50).filter((each) => each.prompt_tokens);
-  const seen = state.history.filter((each) => each.prompt > 0);
-  const sum = (items, name) => items.reduce((total, each) => total + (each[name] ?? 0), 0);
-  if (seen.length) return { each: smooth(state.history), whole: sum(seen, "matched") / sum(seen, "prompt"), of: "the last two minutes" };
-  if (known.length) return { each: [], whole: sum(known, "matched_tokens") / sum(known, "prompt_tokens"), of: "the last decisions" };
-  return { each: [], whole: null, of: "" };
+/** Requests a second, slice by slice of the last 15 minutes; null before the picker began. */
+export function pastRates(state) {
+  const load = state.past?.load;
+  if (!load) return [];
+  return load.requests.map((_, i) => (began(state, i) ? mean(load.requests, i) / load.slice_seconds : null));
 }
 
-function smooth(history) {
-  const shares = [];
-  for (let i = 0; i < history.length; i += 1) {
-    const window = history.slice(Math.max(0, i - 9), i + 1);
-    const prompt = window.reduce((total, each) => total + each.prompt, 0);
-    if (prompt) shares.push(window.reduce((total, each) => total + each.matched, 0) / prompt);
-  }
-  return shares;
+const began = ({ past }, i) => past.load.first_at + (i + 1) * past.load.slice_seconds > past.since;
+const window = (values, i) => values.slice(Math.max(0, i - SMOOTH + 1), i + 1);
+const sum = (values) => values.reduce((total, each) => total + each, 0);
+const mean = (values, i) => sum(window(values, i)) / window(values, i).length;
+
+/** The share of prompt tokens expected in caches, slice by slice and of all 15 minutes; null: there were no prompts. */
+export function hitRates(state) {
+  const load = state.past?.load;
+  if (!load) return { each: [], whole: null };
+  const each = load.prompt_tokens.map((_, i) => {
+    const prompt = sum(window(load.prompt_tokens, i));
+    return prompt ? sum(window(load.cached_tokens, i)) / prompt : null;
+  });
+  const prompt = sum(load.prompt_tokens);
+  return { each, whole: prompt ? sum(load.cached_tokens) / prompt : null };
 }
+
+/** TTFT as the pods measured it, of the model with the most requests: not of pods that only prefill. */
+export const podsTtft = (state) => (state.past?.latencies ?? []).filter((each) => each.source === "pods" && each.measure === "ttft" && each.role !== "prefill").sort((a, b) => b.whole.observed - a.whole.observed)[0] ?? null;
+
+/** Refused requests of the last 15 minutes. */
+export const refusedLately = (state) => (state.past ? sum(state.past.load.refused) : null);

@@ -6,7 +6,7 @@ import { age, count, exact, milliseconds, plural, share } from "./words.js";
 
 export function classesView(root, app) {
   const summary = el("p", { class: "lead" });
-  const rows = table("Classes, the most important first", [{ label: "Class" }, { label: "Priority", number: true }, { label: "Promised" }, { label: "Kept, 5 minutes" }, { label: "Waiting" }, { label: "Routed lately", number: true }, { label: "Steps in force" }]);
+  const rows = table("Classes, the most important first", [{ label: "Class" }, { label: "Priority", number: true }, { label: "TTFT SLO" }, { label: "Inter-token SLO" }, { label: "SLO attainment, 5 min" }, { label: "Queued" }, { label: "Routed lately", number: true }, { label: "Steps in force" }]);
   const refusals = table("Refusals by reason", [{ label: "Reason" }, { label: "Requests", number: true }, { label: "Share" }]);
   const noRefusals = el("p", { class: "empty", text: "None of the last decisions was a refusal." });
   const quotas = el("div");
@@ -25,7 +25,7 @@ export function classesView(root, app) {
     text(summary, data ? `${data.shadow ? "The policy is in shadow: it refuses, holds back and degrades nothing, and only counts. " : ""}${data.waiting ? `${plural(data.waiting, "request")} waiting` : "Nobody waits"}; ${steps ? `${plural(steps, "step")} of degradation in force` : "no step of degradation in force"}. What happened lately is of the last ${plural(data.remembered ?? 0, "decision")}.` : "");
     empty.hidden = classes.length > 0;
     rows.node.hidden = classes.length === 0;
-    keyed(rows.body, classes, (each) => each.class, () => makeRow(rows), (row, each) => drawRow(row, each, most));
+    keyed(rows.body, classes, (each) => each.class, (each) => makeRow(rows, () => app.openClass(each.class)), (row, each) => drawRow(row, each, most));
     const reasons = Object.entries(data?.refusals ?? {}).filter(([, number]) => number > 0).sort((a, b) => b[1] - a[1]);
     const all = reasons.reduce((sum, [, number]) => sum + number, 0);
     noRefusals.hidden = reasons.length > 0;
@@ -45,9 +45,10 @@ export function classesView(root, app) {
   return { update, app };
 }
 
-function makeRow(rows) {
-  const part = { name: el("span", { class: "strong-name" }), shed: el("span"), wait: bar(0, "wait"), waiting: el("span"), steps: el("span", { class: "chips" }) };
-  const row = rows.row(el("span", { class: "pod-name" }, part.name, part.shed), "", "", "", el("span", { class: "measure" }, part.wait, part.waiting), "", part.steps);
+function makeRow(rows, open) {
+  const part = { name: el("button", { type: "button", class: "linkish strong-name" }), shed: el("span"), wait: bar(0, "wait"), waiting: el("span"), steps: el("span", { class: "chips" }) };
+  part.name.addEventListener("click", open);
+  const row = rows.row(el("span", { class: "pod-name" }, part.name, part.shed), "", "", "", "", el("span", { class: "measure" }, part.wait, part.waiting), "", part.steps);
   row.bits = part;
   return row;
 }
@@ -57,26 +58,22 @@ function drawRow(row, each, most) {
   text(part.name, each.class);
   if (Boolean(part.shed.firstChild) !== each.sheddable) part.shed.replaceChildren(...(each.sheddable ? [chip("may be refused")] : []));
   text(row.children[1], exact(each.priority).replace("-", "−"));
-  text(row.children[2], promised(each));
-  text(row.children[3], kept(each));
+  text(row.children[2], each.target_ttft_ms ? milliseconds(each.target_ttft_ms) : "–");
+  text(row.children[3], each.target_inter_token_ms ? milliseconds(each.target_inter_token_ms) : "–");
+  text(row.children[4], attained(each));
   setBar(part.wait, each.waiting / most);
   text(part.waiting, `${count(each.waiting)}${each.waiting_for_pod ? ` (${count(each.waiting_for_pod)} for the first pod)` : ""}`);
-  text(row.children[5], count(each.routed));
+  text(row.children[6], count(each.routed));
   const steps = (each.in_force ?? []).map((step) => `${step.step}${step.model_pool ? ` for ${step.model_pool}` : ""}, ${age(step.since_seconds)}, pressure ${Number(step.pressure ?? 0).toFixed(1)}`);
   const words = steps.join("\n");
   if (part.steps.words !== words) part.steps.replaceChildren(...(steps.length ? steps.map((step) => chip(step, "warn")) : [el("span", { class: "muted", text: "none" })]));
   part.steps.words = words;
 }
 
-function promised(each) {
-  if (!each.target_ttft_ms) return "–";
-  const next = each.target_inter_token_ms ? `, then one every ${milliseconds(each.target_inter_token_ms)}` : "";
-  return `first token in ${milliseconds(each.target_ttft_ms)}${next}${each.objective ? `, for ${percent(each.objective)}` : ""}`;
-}
-
 /** The share of its judged requests that were within all targets (docs/guides/promises.md). */
-function kept(each) {
-  return each.attainment === null || each.attainment === undefined ? "–" : `${percent(each.attainment)} of ${count(each.judged)} judged`;
+function attained(each) {
+  const wanted = each.objective ? `, objective ${percent(each.objective)}` : "";
+  return each.attainment === null || each.attainment === undefined ? `–${wanted}` : `${percent(each.attainment)} of ${count(each.judged)} judged${wanted}`;
 }
 
 const percent = (part) => `${Number((part * 100).toFixed(1))} %`;

@@ -13,13 +13,13 @@ export function decisionsView(root, app) {
   const summary = el("p", { class: "lead" });
   const list = el("ol", { class: "decisions plain", "aria-labelledby": "h-decisions" });
   const search = el("input", { id: "search", type: "search", placeholder: "Request id, model, pod or class", on: { input: () => refresh() } });
-  const kind = el("select", { id: "kind", on: { change: () => refresh() } }, [["", "All"], ["refused", "Refused"], ["cold", "Nothing cached"], ["lost", "Better cache elsewhere"], ["degraded", "Input missing"], ["queued", "Had to wait"], ["split", "Prompt elsewhere"], ["failed", "Failed"]].map(([value, label]) => el("option", { value, text: label })));
+  const kind = el("select", { id: "kind", on: { change: () => refresh() } }, [["", "All"], ["refused", "Refused"], ["cold", "Cold"], ["lost", "Better cache elsewhere"], ["degraded", "Input missing"], ["queued", "Queued"], ["split", "Prefilled elsewhere"], ["failed", "Failed"]].map(([value, label]) => el("option", { value, text: label })));
   const pause = el("button", { type: "button", "aria-pressed": "false", text: "Pause", on: { click: () => hold(!held.paused) } });
   const news = el("button", { type: "button", class: "news", hidden: true, on: { click: () => hold(false) } });
   const none = el("p", { class: "empty" });
   root.append(
     el("header", { class: "view-head" }, el("h1", { id: "h-decisions", tabindex: "-1", text: "Decisions" }), summary),
-    el("section", { class: "panel" }, el("div", { class: "panel-head" }, el("div", { class: "tools wide" }, el("label", { class: "unseen", for: "search", text: "Search" }), search, el("label", { class: "unseen", for: "kind", text: "Which" }), kind, pause)), news, el("div", { class: "decision-heads", "aria-hidden": "true" }, ["At", "Model and class", "Pod", "Tokens found cached", "Outcome"].map((words) => el("span", { text: words }))), none, list),
+    el("section", { class: "panel" }, el("div", { class: "panel-head" }, el("div", { class: "tools wide" }, el("label", { class: "unseen", for: "search", text: "Search" }), search, el("label", { class: "unseen", for: "kind", text: "Which" }), kind, pause)), news, el("div", { class: "decision-heads", "aria-hidden": "true" }, ["At", "Model and class", "Pod", "Cached tokens", "Outcome"].map((words) => el("span", { text: words }))), none, list),
   );
   const ready = roving(list, "button.decision");
 
@@ -74,17 +74,19 @@ function fits(each, words, kind, state) {
   return !words || [each.request_id, each.endpoint, each.class, each.request?.model, each.request?.class, each.reason].some((value) => value?.toLowerCase().includes(words));
 }
 
+const unseen = (words) => el("span", { class: "unseen", text: words });
+
 /** One decision as a line that opens its explanation. */
 export function decisionRow(decision, app, { short = false } = {}) {
   const refused = decision.endpoint === null;
   const outcome = el("span", { class: "outcome" });
   const pod = el("span", { class: "pod-short mono" });
   const tokens = tokensOf(decision);
-  const found = el("span", { class: "found" }, el("span", { class: "tokens", text: tokens }), tokens ? bar(decision.matched_tokens / decision.prompt_tokens, "cache") : null);
+  const found = el("span", { class: "found" }, el("span", { class: "tokens" }, tokens, tokens ? unseen(" tokens cached, ") : null), tokens ? bar(decision.matched_tokens / decision.prompt_tokens, "cache") : null);
   const model = decision.request?.model ?? decision.model ?? "–";
   const prefiller = decision.prefill?.where === "remote" ? decision.prefill.endpoint : null;
   const kind = decision.request?.class ?? decision.class ?? "";
-  const button = el("button", { type: "button", class: `decision${refused ? " refused" : ""}`, on: { click: () => app.openDecision(decision) } }, el("span", { class: "at", text: clock(decision.at) }), el("span", { class: "what" }, el("span", { class: "model", text: model }), el("span", { class: "class", text: kind })), pod, found, outcome);
+  const button = el("button", { type: "button", class: `decision${refused ? " refused" : ""}`, on: { click: () => app.openDecision(decision) } }, el("span", { class: "at" }, clock(decision.at), unseen(", ")), el("span", { class: "what" }, el("span", { class: "model", text: model }), el("span", { class: "class" }, unseen(" class "), kind)), el("span", { class: "pod-cell" }, unseen(refused ? " refused: " : " to "), pod, unseen(prefiller ? ", which gets the cache of the first one, " : ", ")), found, outcome);
   const node = el("li", {}, button);
   node.update = (state) => {
     const names = app.names(state);
@@ -94,8 +96,6 @@ export function decisionRow(decision, app, { short = false } = {}) {
     const ended = endOf(state, decision);
     const words = said(decision, ended);
     if (outcome.textContent !== words.text) outcome.replaceChildren(words.kind ? chip(words.text, words.kind) : words.text);
-    const label = `${clock(decision.at)}, ${model}, class ${kind || "unknown"}, ${refused ? `refused: ${decision.reason}` : `to ${decision.endpoint}${prefiller ? `, prompt computed by ${prefiller}` : ""}`}${tokens ? `, ${tokens} tokens cached` : ""}, ${words.text}`;
-    if (button.getAttribute("aria-label") !== label) button.setAttribute("aria-label", label);
   };
   return node;
 }

@@ -4,8 +4,10 @@ import { bar, setBar, spark } from "./charts.js";
 import { chip, el, keyed, roving, set, table, text } from "./dom.js";
 import { fixOf } from "./findings.js";
 import { decisionRow } from "./view_decisions.js";
-import { hitShares, rates } from "./store.js";
-import { count, exact, isWell, plural, podState, roleOf, share, shortNames } from "./words.js";
+import { troubleOf } from "./pod_trouble.js";
+import { hashOf } from "./route.js";
+import { hitRates, pastRates, podsTtft, rates, refusedLately } from "./store.js";
+import { count, exact, isWell, milliseconds, plural, podState, roleOf, share, shortNames } from "./words.js";
 
 const MANY = 24; // more pods are drawn smaller
 const ORDERS = {
@@ -23,7 +25,7 @@ export function podsView(root, app) {
   const attention = el("ul", { class: "attention plain" });
   const attentionPanel = el("section", { class: "panel needs", "aria-labelledby": "h-attention", hidden: true }, el("h2", { id: "h-attention", text: "Needs attention" }), attention);
   const tiles = el("ul", { class: "tiles plain", "aria-labelledby": "h-map" });
-  const rows = table("Pods of this pool", [{ label: "Pod" }, { label: "State" }, { label: "Running", number: true }, { label: "Waiting", number: true }, { label: "KV in use", number: true }, { label: "Found cached", number: true }, { label: "Cached blocks", number: true }, { label: "Picked", number: true }]);
+  const rows = table("Pods of this pool", [{ label: "Pod" }, { label: "State" }, { label: "Running", number: true }, { label: "Waiting", number: true }, { label: "KV use", number: true }, { label: "Hit rate", number: true }, { label: "Cached blocks", number: true }, { label: "Picked", number: true }]);
   const tableBox = el("div", { class: "table-box", hidden: true }, rows.node);
   const order = el("select", { id: "order", on: { change: (event) => change({ order: event.target.value }) } }, Object.entries(ORDERS).map(([key, [label]]) => el("option", { value: key, text: label })));
   const asMap = el("button", { type: "button", "aria-pressed": "true", text: "Map", on: { click: () => change({ as: "map" }) } });
@@ -45,7 +47,7 @@ export function podsView(root, app) {
         empty,
         tiles,
         tableBox,
-        el("p", { class: "legend" }, el("span", { class: "key load", text: "cache blocks in use" }), el("span", { class: "key cached", text: "blocks in the index, of the fullest pod’s" }), el("span", { class: "compact-only", text: "21 + 7: running + waiting" })),
+        el("p", { class: "legend" }, el("span", { class: "key load", text: "KV use" }), el("span", { class: "key cached", text: "blocks in the index, of the fullest pod’s" }), el("span", { class: "compact-only", text: "21 + 7: running + waiting" })),
       ),
       el("section", { class: "panel latest", "aria-labelledby": "h-latest" }, el("div", { class: "panel-head" }, el("h2", { id: "h-latest", text: "Latest decisions" }), el("a", { class: "more", href: "#/decisions", text: "All" })), none, latest),
     ),
@@ -94,36 +96,43 @@ function lead(state, pods) {
 }
 
 function figureParts(figures) {
-  const make = (label, kind) => {
+  const make = (label, kind, href = null) => {
     const value = el("span", { class: "value", text: "?" });
     const note = el("span", { class: "note" });
     const line = kind ? spark(kind) : null;
-    figures.append(el("div", { class: "figure" }, el("dt", { text: label }), el("dd", {}, value, note), line));
+    figures.append(el("div", { class: "figure" }, el("dt", {}, href ? el("a", { href, text: label }) : label), el("dd", {}, value, note), line));
     return { value, note, line };
   };
-  const hits = make("Prompt tokens found cached", "cache");
+  const hits = make("Hit rate", "cache");
   const rate = make("Requests a second", "load");
-  const under = make("Under way");
+  const under = make("In flight");
+  const ttft = make("TTFT, p95", "wait", "#/latency");
   const held = make("Held in caches");
-  const refused = make("Refused");
+  const refused = make("Refused", "bad");
   function update(state) {
-    const [found, each, totals] = [hitShares(state), rates(state), state.pods?.totals];
+    const [found, each, totals, first] = [hitRates(state), rates(state), state.pods?.totals, podsTtft(state)];
     text(hits.value, found.whole === null ? "–" : share(found.whole));
-    text(hits.note, found.of ? `expected, ${found.of}` : "no prompts yet");
+    text(hits.note, found.whole !== null ? "expected, last 15 min" : "no prompts lately");
     hits.line.draw(found.each, { most: 1 });
     const lately = each.slice(-5);
     const mean = lately.reduce((sum, value) => sum + value, 0) / lately.length;
     text(rate.value, !lately.length ? "–" : mean < 100 ? mean.toFixed(1) : count(mean));
     text(rate.note, totals ? `${count(totals.picks)} routed in all` : "");
-    rate.line.draw(each);
+    rate.line.draw(pastRates(state));
     text(under.value, totals ? count(totals.running) : "–");
-    text(under.note, totals ? `${count(totals.waiting)} waiting at pods, ${count(state.classes?.waiting ?? 0)} in the queue` : "");
+    // two pieces, neither of which is broken: between them is where a line may end
+    if (!under.note.firstChild) under.note.append(el("span", { class: "piece" }), " ", el("span", { class: "piece" }));
+    text(under.note.firstChild, totals ? `${count(totals.waiting)} waiting at pods,` : "");
+    text(under.note.lastChild, totals ? `${count(state.classes?.waiting ?? 0)} queued` : "");
+    text(ttft.value, first ? milliseconds(first.whole.p95_ms) : "–");
+    text(ttft.note, first ? `p50 ${milliseconds(first.whole.p50_ms)}, at the pods` : "no tokens lately");
+    ttft.line.draw(first ? first.slices.p95_ms : []);
     text(held.value, totals ? count(totals.cached_blocks) : "–");
     text(held.note, totals ? `blocks${totals.cached_tokens ? `, ${count(totals.cached_tokens)} tokens` : ""}` : "");
-    const number = Object.values(state.classes?.refusals ?? {}).reduce((sum, each) => sum + each, 0);
-    const remembered = state.classes?.remembered ?? 0;
-    text(refused.value, state.classes ? count(number) : "–");
-    text(refused.note, remembered ? `of the last ${plural(remembered, "decision")}` : "no decisions yet");
+    const number = refusedLately(state);
+    text(refused.value, number === null ? "–" : count(number));
+    text(refused.note, "last 15 min");
+    refused.line.draw(state.past?.load.refused ?? []);
   }
   return { update };
 }
@@ -136,7 +145,10 @@ function drawAttention(panel, list, state, pods, names) {
   else if (index && index.state !== "ok") say("index", "warning", `The prefix index is ${index.state}.`, "", "#/index");
   for (const each of index?.findings ?? []) if (each.severity === "error" || each.severity === "warning") say(`f ${each.check} ${each.subject} ${each.seen}`, each.severity, `${each.subject}: ${each.seen}`, fixOf(each), "#/index");
   const ill = pods.filter((pod) => !isWell(pod));
-  if (ill.length) say("pods", "error", ill.length > 4 ? `${exact(ill.length)} pods get no requests or report nothing.` : `${ill.map((pod) => `${names.get(pod.address)} ${podState(pod)}`).join(", ")}.`, "", null);
+  if (ill.length === 1) {
+    const trouble = troubleOf(ill[0], { now: Date.now() / 1000 + state.ahead, pool: state.pool });
+    say("pods", "error", `${names.get(ill[0].address)} ${podState(ill[0])} ${trouble.since.replace(/ \(.*/, "")}`.trim(), `${trouble.why} ${trouble.next}`, hashOf("pods", ill[0].address));
+  } else if (ill.length) say("pods", "error", ill.length > 4 ? `${exact(ill.length)} pods get no requests or report nothing.` : `${ill.map((pod) => `${names.get(pod.address)} ${podState(pod)}`).join(", ")}.`, "Each says since when, why, and what follows.", hashOf("pods", ill[0].address));
   for (const each of state.classes?.classes ?? []) for (const step of each.in_force ?? []) say(`s ${each.class} ${step.step} ${step.model_pool}`, "warning", `Class ${each.class} is under pressure: ${step.step}.`, "", "#/classes");
   const shown = items.sort((a, b) => (a.kind === "error" ? 0 : 1) - (b.kind === "error" ? 0 : 1)).slice(0, 4);
   if (items.length > shown.length) shown.push({ key: "more", kind: "more", words: `${exact(items.length - shown.length)} more`, href: "#/index" });
@@ -146,20 +158,32 @@ function drawAttention(panel, list, state, pods, names) {
   );
 }
 
+const unseen = (words) => el("span", { class: "unseen", text: words });
+
 function tile(pod, app) {
   const part = {
     name: el("span", { class: "name" }),
+    address: unseen(` ${pod.address}, `),
     role: el("span", { class: "role" }),
     state: el("span", { class: "state" }),
     load: bar(0, "load"),
+    used: el("span"),
     cache: bar(0, "cache"),
+    cached: el("span"),
     running: el("b"),
     waiting: el("b"),
-    waits: el("span", { class: "waiting", hidden: true }),
-    cached: el("span", { class: "cached" }),
+    waits: el("span", { class: "waiting" }),
   };
-  const button = el("button", { type: "button", class: "pod", tabindex: "-1", on: { click: () => app.openPod(pod.address) } }, el("span", { class: "tile-head" }, part.name, part.role, part.state), part.load, part.cache, el("span", { class: "tile-foot" }, el("span", {}, part.running, el("span", { class: "unit", text: " running" })), part.waits, part.cached));
-  part.waits.append(el("span", { class: "plus", text: "+ " }), part.waiting, el("span", { class: "unit", text: " waiting" }));
+  // its name for screen readers is what is written on it, with the words that eyes do not need
+  const button = el(
+    "button",
+    { type: "button", class: "pod", tabindex: "-1", title: pod.address, on: { click: () => app.openPod(pod.address) } },
+    el("span", { class: "tile-head" }, part.name, part.address, part.role, part.state),
+    el("span", { class: "gauge-line" }, part.load, el("span", { class: "gauge-value" }, part.used, unseen(" KV use, "))),
+    el("span", { class: "gauge-line" }, part.cache, el("span", { class: "gauge-value" }, part.cached, unseen(" blocks in the index, "))),
+    el("span", { class: "tile-foot" }, el("span", {}, part.running, el("span", { class: "unit", text: " running" })), part.waits),
+  );
+  part.waits.append(el("span", { class: "plus", "aria-hidden": "true", text: "+ " }), part.waiting, el("span", { class: "unit", text: " waiting" }));
   const node = el("li", {}, button);
   Object.assign(node, { bits: part, button, picks: pod.picks });
   return node;
@@ -173,14 +197,13 @@ function drawTile(node, pod, { name, most, glow }) {
   text(part.state, well ? "" : podState(pod));
   setBar(part.load, pod.kv_usage);
   setBar(part.cache, (pod.cached_blocks ?? 0) / most);
+  text(part.used, share(pod.kv_usage));
+  text(part.cached, count(pod.cached_blocks));
   text(part.running, count(pod.running));
   text(part.waiting, count(pod.waiting));
-  part.waits.hidden = !pod.waiting;
-  text(part.cached, `${count(pod.cached_blocks)} blocks`);
+  part.waits.classList.toggle("none", !pod.waiting);
   button.style.setProperty("--heat", `${Math.round((pod.kv_usage ?? 0) * 100)}%`);
   button.classList.toggle("ill", !well);
-  const words = `${pod.address}, ${roleOf(pod) ? `role ${roleOf(pod)}, ` : ""}${podState(pod)}, ${count(pod.running)} running, ${count(pod.waiting)} waiting, ${share(pod.kv_usage)} of its cache blocks in use, ${count(pod.cached_blocks)} blocks in the index`;
-  if (button.getAttribute("aria-label") !== words) set(button, { "aria-label": words, title: pod.address });
   if (glow && pod.picks > node.picks) {
     button.classList.remove("picked");
     requestAnimationFrame(() => button.classList.add("picked"));

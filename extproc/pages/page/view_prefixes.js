@@ -2,7 +2,6 @@
 
 import { bar, drawStrip, setBar, strip } from "./charts.js";
 import { el, facts, keyed, set, table, text } from "./dom.js";
-import { openSheet } from "./sheet.js";
 import { age, count, exact, plural, share, shortNames } from "./words.js";
 
 const ROW_HEIGHT = 34; // pixels, as in the style sheet
@@ -78,7 +77,7 @@ export function prefixesView(root, app) {
   }
 
   function open(node) {
-    openSheet("A prefix", (state) => prefixFacts(node, state), app.state);
+    app.openPrefix(node.id);
   }
   return { update };
 }
@@ -170,7 +169,14 @@ function drawIcicle(box, tree, pods, open) {
   });
 }
 
-function prefixFacts(node, state) {
+/** One prefix in full, for the sheet. */
+export const prefixFacts = (id) => (state) => {
+  const node = state.prefixes?.nodes.find((each) => each.id === id);
+  if (!node) return el("p", { text: "It is not among the most used prefixes now, or another picker, or this one before it was started again, has named it: such names mean something to one process only." });
+  return factsOf(node, state);
+};
+
+function factsOf(node, state) {
   const addresses = (state.pods?.pods ?? []).map((pod) => pod.address);
   const names = shortNames(addresses);
   const now = Date.now() / 1000 + state.ahead;

@@ -31,7 +31,7 @@ from extproc.pools.booked_exchange import BookedExchange, ReadResponse
 from extproc.requests.json_edit import JsonObject, replace_top_level
 from extproc.requests.openai import parse_request
 from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
-from extproc.slo.judgement import Judgement
+from extproc.slo.judgement import Judgement, Measured
 from extproc.slo.promise import AnswerPromise, OpenPromise
 
 HOST = "127.0.0.1"
@@ -113,6 +113,7 @@ class Picker:
         *,
         served_by: str | None,
         has_come: bool,
+        measured: Measured,
     ) -> None:
         raise AssertionError("nothing is promised")
 

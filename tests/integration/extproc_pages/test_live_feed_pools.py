@@ -31,7 +31,7 @@ async def test_without_a_name_only_the_pools_come(tmp_path: Path) -> None:
             snapshot = (await stream.next()).data
             first, second = await stream.next(), await stream.next()
 
-    assert set(snapshot) == {"version", "now", "process_id", "kvmesh", "pool", "pools"}
+    assert set(snapshot) == {"version", "now", "process_id", "kvmesh", "pool", "pools", "picker", "docs"}
     assert snapshot["pool"] is None
     assert [line["pool"] for line in snapshot["pools"]] == ["llm/a", "llm/b"]
     assert [first.name, second.name] == ["pools", "pools"]

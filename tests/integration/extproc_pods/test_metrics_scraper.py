@@ -107,6 +107,12 @@ async def scraping(
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def has_no_trouble(scraper: MetricsScraper) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while scraper.troubles():  # one page may come too late on a busy machine
+            await asyncio.sleep(0.01)
+
+
 async def becomes(scraper: MetricsScraper, expected: Reachability, *, index: int = 0) -> EndpointStatus:
     async with asyncio.timeout(DEADLINE_SECONDS):
         while (status := scraper.snapshot(now=time.monotonic())[index]).reachability is not expected:
@@ -151,6 +157,18 @@ async def test_a_pod_without_a_report_is_unknown_and_the_problem_is_said(page: P
         assert address in scraper.problems()
 
 
+async def test_a_pod_that_its_platform_keeps_requests_from_says_since_when() -> None:
+    async with pod(load_page) as (address, _), scraping(address) as scraper:
+        await becomes(scraper, Reachability.READY)
+        before = time.monotonic()
+        scraper.set_endpoints({address: Reachability.TERMINATING})
+        scraper.set_endpoints({address: Reachability.TERMINATING})
+        trouble = scraper.troubles()[address]
+        assert before <= trouble.since <= time.monotonic()
+        scraper.set_endpoints({address: None})
+        await has_no_trouble(scraper)
+
+
 async def test_a_pod_that_goes_is_unreachable_and_ready_again_when_it_returns() -> None:
     async with pod(load_page) as (address, runner), scraping(address) as scraper:
         await becomes(scraper, Reachability.READY)
@@ -158,9 +176,19 @@ async def test_a_pod_that_goes_is_unreachable_and_ready_again_when_it_returns() 
         await site.stop()
         await runner.server.shutdown(0.1)  # type: ignore[union-attr]
         await becomes(scraper, Reachability.UNREACHABLE)
+        trouble = scraper.troubles()[address]
+        assert 0.0 < trouble.since <= time.monotonic()
+        assert trouble.problem is not None
+        assert "Connect" in trouble.problem
+        assert trouble.asked_every_seconds == 0.01
+        later = time.monotonic() + 0.05
+        while time.monotonic() < later:  # since it stopped, and not since it was asked last
+            await asyncio.sleep(0.01)
+            assert scraper.troubles()[address].since == trouble.since
         host, _, port = address.rpartition(":")
         await web.TCPSite(runner, host, int(port)).start()
         await becomes(scraper, Reachability.READY)
+        await has_no_trouble(scraper)
 
 
 async def test_a_name_that_does_not_resolve_says_nothing_of_the_pod() -> None:

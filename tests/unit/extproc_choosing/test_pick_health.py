@@ -34,6 +34,20 @@ def test_a_trial_that_fails_avoids_it_twice_as_long_up_to_a_limit() -> None:
     assert waits == [5.0, 10.0, 15.0, 15.0]
 
 
+def test_since_when_it_is_avoided_and_when_one_request_is_tried_are_told() -> None:
+    health = EndpointHealth(POLICY)
+    assert health.avoided_times("a") is None
+    failing(health, 4, now=1.0)
+    assert health.avoided_times("a") == (1.0, 6.0)
+    failing(health, 1, now=6.0)  # the trial
+    assert health.avoided_times("a") == (1.0, 16.0)
+    health.note("a", failed=False, now=27.0)
+    assert health.avoided_times("a") is None
+    failing(health, 4, now=30.0)
+    health.restarted("a")
+    assert health.avoided_times("a") is None
+
+
 def test_a_trial_that_succeeds_for_a_window_heals_it() -> None:
     health = EndpointHealth(POLICY)
     failing(health, 4, now=0.0)

@@ -14,6 +14,7 @@ from extproc.errors import NoReadyEndpointError
 from extproc.pages.picker_state import FindingState, MissingInput, ScaleState, StepState
 from extproc.pages.pool_pages import PoolPages
 from extproc.pods.endpoint import EndpointStatus, Reachability, Role
+from extproc.pods.endpoint_trouble import EndpointTrouble
 from extproc.pods.latency_estimate import EstimateError
 from extproc.policy.priority import DegradationStep, PriorityPolicy, Quota, StepKind
 from extproc.policy.values import PickPolicy
@@ -50,6 +51,9 @@ STATUSES = [
 ]
 
 
+TROUBLES: dict[str, EndpointTrouble] = {}
+
+
 def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: Any = None) -> PoolPages:
     """A pool of two pods; `wrong`: pod -> the finding that predictions never come true; `untokenized`: likewise."""
     books = SimpleNamespace(
@@ -65,7 +69,7 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
     )
     pool = SimpleNamespace(
         config=SimpleNamespace(policy=POLICY),
-        endpoints=SimpleNamespace(known=lambda now: STATUSES),
+        endpoints=SimpleNamespace(known=lambda now: STATUSES, troubles=lambda: TROUBLES),
         books=books,
         degradation=SimpleNamespace(in_force=lambda now: steps),
         first_pod=SimpleNamespace(waiting={"critical": 3}),
@@ -105,6 +109,27 @@ def test_a_pod_has_its_load_its_cache_by_tier_and_the_worst_word_of_its_sources(
         "pods": 2, "ready": 1, "cached_blocks": 13, "cached_tokens": 256, "running": 0, "waiting": 0, "bookings": 2,
         "picks": 4,
     }  # fmt: skip
+
+
+def test_a_stopped_pod_says_since_when_why_and_how_often_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.monotonic() - 90.0
+    trouble = EndpointTrouble(since=began, problem="no load from /metrics: refused", asked_every_seconds=0.2)
+    monkeypatch.setitem(TROUBLES, "b:1", trouble)
+    monkeypatch.setitem(TROUBLES, "a:1", trouble)  # one scrape has failed, and its last report still counts
+    ready, stopped = pages().endpoints(INDEX).pods
+    assert (ready.since, ready.problem) == (None, None)
+    assert stopped.since == pytest.approx(time.time() - 90.0, abs=2.0)
+    assert (stopped.problem, stopped.asked_every_seconds) == ("no load from /metrics: refused", 0.2)
+
+
+def test_a_pod_that_fails_its_requests_says_when_one_is_tried() -> None:
+    page = pages()
+    for _ in range(20):
+        page.pool.books.health.note("a:1", failed=True, now=time.monotonic())
+    avoided = page.endpoints(INDEX).pods[0]
+    assert avoided.since == pytest.approx(time.time(), abs=2.0)
+    assert avoided.trial_at is not None
+    assert avoided.trial_at > time.time()
 
 
 def test_without_an_index_pods_are_shown_all_the_same() -> None:

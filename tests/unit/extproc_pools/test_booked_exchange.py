@@ -14,7 +14,7 @@ from extproc.quotas.quota import QuotaNote
 from extproc.records.request_events import Decided, Ended
 from extproc.responses.realised import Comparison, Usage
 from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
-from extproc.slo.judgement import Judgement
+from extproc.slo.judgement import Judgement, Measured
 from extproc.slo.promise import AnswerPromise, OpenPromise, Promise, TokenTargets
 
 PODS = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
@@ -79,8 +79,10 @@ class Books:
         *,
         served_by: str | None,
         has_come: bool,
+        measured: Measured,
     ) -> None:
         self.told.append(("judged", judgement, asked, served_by, has_come))
+        self.measured = measured
 
     def unanswered(self, promise: OpenPromise, *, status: int, endpoint: str) -> None:
         self.told.append(("unanswered", status, endpoint))
@@ -396,8 +398,9 @@ def judged(
     ended: bool = True,
     left_at: float | None = None,
     asked: TokenTargets | None = None,
+    measured: bool = False,
     **changes: Any,
-) -> list[tuple[Any, ...]]:
+) -> list[Any]:
     """What the books are told of a response whose chunks come so many seconds after the request."""
     books = Books()
     promise = AnswerPromise(promise=PROMISE, asked=asked, arrived_at=wall.now, endpoint=PODS[0])
@@ -411,7 +414,7 @@ def judged(
     if left_at is not None:
         wall.now = began + left_at
     response.finish()
-    return books.told
+    return [*books.told, *([books.measured] if measured else [])]
 
 
 @pytest.fixture
@@ -460,6 +463,18 @@ def test_an_answer_at_once_is_judged_as_a_whole(wall: Wall) -> None:
             ("judged", Judgement(whole=met), None, PODS[1], True)
         ]
     assert judged(wall, (0.1, ANSWER[:9]), ended=False, left_at=9.0, **json) == []
+
+
+def test_the_times_of_a_stream_are_told_as_far_as_they_were_seen(wall: Wall) -> None:
+    *_, whole = judged(wall, (1.0, TOKEN), (1.5, TOKEN), (2.0, TOKEN), measured=True)
+    assert whole == Measured(ttft_seconds=1.0, inter_token_seconds=0.5)
+    *_, one = judged(wall, (1.0, TOKEN), ended=False, left_at=9.0, measured=True)
+    assert one == Measured(ttft_seconds=1.0)
+    *_, none = judged(wall, left_at=9.0, measured=True)  # how long it would have taken is not known
+    assert none == Measured()
+    json: dict[str, Any] = {"content_type": "application/json"}
+    *_, document = judged(wall, (2.9, ANSWER), measured=True, **json)  # when its tokens were made was not seen
+    assert document == Measured()
 
 
 def test_several_answers_side_by_side_have_no_time_from_token_to_token(wall: Wall) -> None:

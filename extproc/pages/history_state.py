@@ -1,0 +1,139 @@
+"""The last 15 minutes of a pool as values: `GET /v1/history`, and the feed's event `history`. Pure.
+
+Rows are columns: one value for each slice of time, the oldest first, None where nothing was observed.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from extproc.slo.judgement import Target
+from extproc.slo.latency_history import Key, LatencyHistory, Spread
+from extproc.telemetry.pool_history import PoolHistory
+
+ANSWERS, PODS = "answers", "pods"
+MOST_SERIES = 24  # of each kind; the most observed
+
+
+class SpreadState(msgspec.Struct, frozen=True, kw_only=True):
+    """How long what was observed took."""
+
+    observed: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+
+
+class SpreadColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """The same slice by slice; the last slice is not over."""
+
+    observed: Sequence[int]
+    p50_ms: Sequence[float | None]
+    p95_ms: Sequence[float | None]
+    p99_ms: Sequence[float | None]
+
+
+class LatencyState(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of time of some requests."""
+
+    source: str  # answers: streams that this picker read; pods: all requests, as the pods measured them
+    measure: str  # ttft or inter-token
+    class_name: str | None = msgspec.field(name="class", default=None)  # None: of all classes
+    model: str
+    role: str | None = None  # of the pods
+    whole: SpreadState  # of all slices
+    slices: SpreadColumns
+
+
+class LoadColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """What came slice by slice; only slices that are over."""
+
+    slice_seconds: float
+    first_at: float  # unix seconds at which the first one began
+    requests: Sequence[int]
+    refused: Sequence[int]
+    prompt_tokens: Sequence[int]
+    cached_tokens: Sequence[int]
+
+
+class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What one picker has kept of one pool."""
+
+    now: float
+    pool: str
+    picker: str
+    since: float  # when it began
+    sample_share: float  # of the answers that are read
+    slice_seconds: float
+    first_at: float  # unix seconds at which the first slice of the latencies began
+    latencies: Sequence[LatencyState]
+    left_out: int  # series
+    load: LoadColumns
+
+
+def history_state(
+    history: PoolHistory, *, pool: str, picker: str, sample_share: float, now: float, unix_now: float
+) -> HistoryEvent:
+    """Return what is kept; `now` in monotonic seconds, `unix_now` the same moment."""
+    kinds = (
+        (ANSWERS, Target.TTFT, history.ttft),
+        (ANSWERS, Target.INTER_TOKEN, history.inter_token),
+        (PODS, Target.TTFT, history.pods_ttft),
+        (PODS, Target.INTER_TOKEN, history.pods_inter_token),
+    )
+    latencies: list[LatencyState] = []
+    left_out = 0
+    for source, measure, kept in kinds:
+        keys = kept.known(now=now)
+        left_out += max(len(keys) - MOST_SERIES, 0)
+        latencies += [_latency(source, measure, kept, key, now=now) for key in keys[:MOST_SERIES]]
+    load, ahead = history.load, unix_now - now
+    parts = load.complete(now=now)
+    first = history.ttft.number(now) - history.ttft.slices + 1
+    return HistoryEvent(
+        now=unix_now,
+        pool=pool,
+        picker=picker,
+        since=history.began_at + ahead,
+        sample_share=sample_share,
+        slice_seconds=history.ttft.slice_seconds,
+        first_at=first * history.ttft.slice_seconds + ahead,
+        latencies=latencies,
+        left_out=left_out,
+        load=LoadColumns(
+            slice_seconds=load.slice_seconds,
+            first_at=parts[0].number * load.slice_seconds + ahead,
+            requests=[part.requests for part in parts],
+            refused=[part.refused for part in parts],
+            prompt_tokens=[part.prompt_tokens for part in parts],
+            cached_tokens=[part.cached_tokens for part in parts],
+        ),
+    )
+
+
+def _latency(source: str, measure: Target, kept: LatencyHistory, key: Key, *, now: float) -> LatencyState:
+    spreads, whole = kept.spreads(key, now=now), kept.whole(key, now=now)
+    assert whole is not None, "of a key that is known"
+    is_answers = source == ANSWERS
+    return LatencyState(
+        source=source,
+        measure=measure.value,
+        class_name=key[0] if is_answers else None,
+        model=key[1] if is_answers else key[0],
+        role=None if is_answers else key[1],
+        whole=SpreadState(observed=whole.observed, p50_ms=_ms(whole.p50), p95_ms=_ms(whole.p95), p99_ms=_ms(whole.p99)),
+        slices=_columns(spreads),
+    )
+
+
+def _columns(spreads: Sequence[Spread | None]) -> SpreadColumns:
+    return SpreadColumns(
+        observed=[0 if each is None else each.observed for each in spreads],
+        p50_ms=[None if each is None else _ms(each.p50) for each in spreads],
+        p95_ms=[None if each is None else _ms(each.p95) for each in spreads],
+        p99_ms=[None if each is None else _ms(each.p99) for each in spreads],
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 2)
