@@ -36,6 +36,7 @@ from extproc.local.processes import (
     find_redis_server,
     wait_until_ready,
 )
+from extproc.local.ready_file import usual_ready_file
 from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
 from extproc.local.unread_terminal import standard_output
 from extproc.prompts.tokenizer_folder import has_tokenizer, why_not_readable
@@ -182,6 +183,8 @@ async def run(settings: StackSettings) -> None:
         require_redis(settings.redis)
     require_free(fixed_ports(settings), host=HOST)
     doomed: tuple[Path, ...] = ()
+    if settings.ready_file is None:
+        settings = replace(settings, ready_file=usual_ready_file(settings.envoy_port))
     if settings.ready_file is not None:
         remove_stale(settings.ready_file)
         doomed = (settings.ready_file, temporary_path(settings.ready_file))
