@@ -116,7 +116,7 @@ async def _model_at(http: aiohttp.ClientSession, url: str, target: Target) -> st
         hint = " (SSL_CERT_FILE names other authorities)" if isinstance(error, aiohttp.ClientSSLError) else ""
         raise KvmeshError(
             f"nobody answers at {url}: {_why(error)}{hint}; start a demo with `kvmesh up`, or name another server with "
-            "--gateway"
+            "--server"
         ) from error
     if status in (UNAUTHORIZED, FORBIDDEN):
         raise KvmeshError(f"{page} refuses (status {status}): if it wants a key, give --pod-key-file")

@@ -7,6 +7,7 @@ import msgspec
 
 EVENT_END = b"\n\n"
 DONE = b"[DONE]"
+NO_DATA = (b":", b"event:", b"id:", b"retry:")  # a comment says that the connection lives
 REASON_HEADER = "x-kvmesh-reason"
 OK, TOO_MANY, UNAVAILABLE = 200, 429, 503
 BROKE_OFF = "the answer broke off"
@@ -88,11 +89,12 @@ class StreamedAnswer:
             self._take(event, at=at)
 
     def _take(self, event: bytes, *, at: float) -> None:
-        data = event.removeprefix(b"data:").strip()
+        lines = [line for line in event.split(b"\n") if line and not line.startswith(NO_DATA)]
+        if not lines:
+            return
+        data = b"\n".join(line.removeprefix(b"data:").strip() for line in lines)
         if data == DONE:
             self.done = True
-            return
-        if not data or data.startswith(b":"):  # a comment, that the connection lives
             return
         try:
             told = _EVENT.decode(data)

@@ -63,7 +63,7 @@ def load(
             "seconds."
         ),
     ] = None,
-    gateway: Annotated[
+    server: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
@@ -142,7 +142,7 @@ def load(
     request_seconds = seconds_of(request_timeout, flag="--request-timeout")
     planned = _planned(kind, file, size)
     wanted = Wanted(
-        gateway=gateway, beside=beside, endpoints=endpoints, ready_file=ready_file, model=model, access=access
+        server=server, beside=beside, endpoints=endpoints, ready_file=ready_file, model=model, access=access
     )
     arms = choose_arms(wanted, headers=_headers(header or ()), salt=salt or secrets.token_hex(8))
     played = asyncio.run(_play(planned, arms, request_seconds=request_seconds))

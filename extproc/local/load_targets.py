@@ -20,7 +20,7 @@ OURS = "kvmesh"
 class Wanted:
     """What the command line says of it."""
 
-    gateway: str | None = None
+    server: str | None = None
     beside: str | None = None
     endpoints: str | None = None
     ready_file: Path | None = None
@@ -37,10 +37,10 @@ def choose_arms(wanted: Wanted, *, headers: Mapping[str, str], salt: str) -> tup
     mesh = _mesh(wanted)
     key = wanted.access.key_file
     sent = {**headers, **({} if key is None else {"authorization": f"Bearer {read_pod_key(key)}"})}
-    model = wanted.model or (mesh.model if mesh and wanted.gateway is None else None) or ""
-    gateway = _base(wanted.gateway or (mesh.gateway if mesh else USUAL_GATEWAY))
+    model = wanted.model or (mesh.model if mesh and wanted.server is None else None) or ""
+    gateway = _base(wanted.server or (mesh.gateway if mesh else USUAL_GATEWAY))
     first = Arm(
-        name=gateway.partition("://")[2] if wanted.gateway else OURS,
+        name=gateway.partition("://")[2] if wanted.server else OURS,
         target=Target(urls=(gateway,), model=model, headers=sent),
         salt=f"{salt} 1",
     )
@@ -56,7 +56,7 @@ def choose_arms(wanted: Wanted, *, headers: Mapping[str, str], salt: str) -> tup
 
 def _mesh(wanted: Wanted) -> ReadyMesh | None:
     """The running mesh, where the command line leaves something to it."""
-    is_needed = wanted.gateway is None or (wanted.beside == ROUND_ROBIN and not wanted.endpoints)
+    is_needed = wanted.server is None or (wanted.beside == ROUND_ROBIN and not wanted.endpoints)
     return running_mesh(wanted.ready_file) if is_needed else None
 
 
