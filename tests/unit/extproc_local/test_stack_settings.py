@@ -114,4 +114,4 @@ def test_chaos_needs_simulated_pods_of_which_one_is_left() -> None:
     assert StackSettings(chaos=True).chaos
     for given in ({"endpoints": PODS}, {"simulated_pods": 1}):
         with pytest.raises(BadSettingError, match=r"^--chaos kills simulated pods only, and needs two: "):
-            StackSettings(chaos=True, **given)  # type: ignore[arg-type]
+            StackSettings(chaos=True, **given)
