@@ -8,6 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+RUNNABLE := $(VENV)/.runnable
 
 .PHONY: help install demo test test-mesh test-vllm test-cluster check unit fuzz attack bench bench-routing bench-routing-peers bench-overload bench-scaling docs reference lock dist clean
 
@@ -16,14 +17,23 @@ help: ## list the targets
 
 install: $(INSTALLED) ## create .venv and install kvmesh into it, once
 
-$(INSTALLED): pyproject.toml requirements-dev.lock
+$(INSTALLED): pyproject.toml requirements-dev.lock | $(BIN)/python
+	@$(BIN)/python tools/install_progress.py "kvmesh with its tests and tools" -r requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@ $(RUNNABLE)
+
+# What `make demo` needs is half of it, and waited for by who looks at kvmesh for the first time.
+$(RUNNABLE): pyproject.toml requirements-dev.lock | $(BIN)/python
+	@$(BIN)/python tools/install_progress.py "what builds kvmesh" --constraint requirements-dev.lock hatchling editables
+	@$(BIN)/python tools/install_progress.py "kvmesh, Envoy and Redis" --constraint requirements-dev.lock \
+		--no-build-isolation --editable '.[local]'
+	@touch $@
+
+$(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "kvmesh needs Python 3.11 or newer; install it or set PYTHON=/path/to/python" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) has no ensurepip: install your system's python3-venv package" >&2; exit 1; }
-	@echo "installing into $(VENV) (once) ..."
-	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@touch $@
+	@echo "making $(VENV), once; all that is installed goes there"
+	@"$(PYTHON)" -m venv $(VENV)
 
 # Where this is set, each of the hundreds of processes that tests start would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,7 +41,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # processes that run tests: most tests wait for servers, so two take little more than half of the time on two cores
 TEST_WORKERS ?= 2
 
-demo: install ## start the whole mesh on this machine; Ctrl-C ends it
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(RUNNABLE)) ## start the whole mesh on this machine; Ctrl-C ends it
 	@$(BIN)/kvmesh up $(ARGS)
 
 check: install ## format, lint, types, import contracts, unit tests

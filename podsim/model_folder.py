@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from podsim.wire.chat_template import ChatTemplate
 TINY_MODEL = Path(__file__).parent / "tiny_model"
 
 _WORDS_WANTED = 2000
+SAYS_SO = " [simulated]"  # each answer begins with it: nobody shall take it for a model's
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _PROBE = "Zwölf Boxkämpfer jagen Viktor; def f(x):\n\treturn x ** 2  # 日本語 🦊\r\n\n  12345.678 it's I'll"
 
@@ -104,7 +106,28 @@ def build_vocabulary(tokenizer: Tokenizer, *, end_of_turn: int | None) -> Vocabu
             if (text := tokenizer.decode([token_id])) and "\ufffd" not in text
         }
     texts = words | punctuation | ({} if end_of_turn is None else {end_of_turn: ""})
-    return Vocabulary(words=list(words), punctuation=list(punctuation), texts=texts, end_of_turn=end_of_turn)
+    opening = _opening(tokenizer, follower=next(iter(words.items())))
+    return Vocabulary(
+        words=list(words),
+        punctuation=list(punctuation),
+        texts=texts,
+        end_of_turn=end_of_turn,
+        opening=[token for token, _ in opening],
+        opening_texts=[text for _, text in opening],
+    )
+
+
+def _opening(tokenizer: Tokenizer, *, follower: tuple[int, str]) -> list[tuple[int, str]]:
+    """The tokens of SAYS_SO with the text that each adds; none where a word behind it would change them."""
+    ids = list(tokenizer.encode(SAYS_SO, add_special_tokens=False).ids)
+    word, word_text = follower
+    if tokenizer.encode(SAYS_SO + word_text, add_special_tokens=False).ids != [*ids, word]:
+        return []
+    shown = [tokenizer.decode(ids[:count]) for count in range(len(ids) + 1)]
+    texts = [longer[len(shorter) :] for shorter, longer in pairwise(shown)]
+    if "".join(texts) == SAYS_SO.lstrip():  # decoders of sentencepiece models take the first space off
+        texts[0] = f" {texts[0]}"
+    return list(zip(ids, texts, strict=True)) if "".join(texts) == SAYS_SO else []
 
 
 def _load_fast(file: Path, *, reference: Tokenizer) -> fastokens.Tokenizer | None:

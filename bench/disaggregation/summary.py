@@ -7,7 +7,7 @@ import msgspec
 
 from bench.disaggregation.plan import BOTH, ESTIMATE, Plan
 from bench.disaggregation.world import World
-from bench.routing.summary import percentile
+from extproc.load.summary import percentile
 
 EVEN = 0.01  # of goodput: two seeds differ by more
 

@@ -16,7 +16,7 @@ import uvloop
 
 from bench.overload.refusable_http import Answer, exchange, post
 from bench.overload.script import Attempt, Job, Outcome, Request
-from bench.routing.streamed_http import BadAnswerError
+from extproc.load.streamed_answer import BadAnswerError
 
 HEAD_START_SECONDS = 0.2
 PATH = "/v1/completions"

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from bench.routing.streamed_http import DONE, EVENT_END, READ_BYTES, BadAnswerError, Unchunker
+from bench.routing.streamed_http import READ_BYTES, Unchunker
+from extproc.load.streamed_answer import DONE, EVENT_END, BadAnswerError
 
 
 class _Choice(msgspec.Struct):

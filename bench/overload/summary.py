@@ -12,7 +12,7 @@ import msgspec
 from bench.overload.own_half import own_half_tokens
 from bench.overload.plan import FLOOD, STEADY, ClassLoad
 from bench.overload.script import Attempt, Outcome
-from bench.routing.summary import percentile
+from extproc.load.summary import percentile
 
 SHOWN_ERRORS = 4
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.overload.plan import FLOOD, LOWEST_LOAD, SHEDDABLE, STEADY, ClassLoad, Plan
 from bench.overload.script import Request
-from bench.routing.workloads import Texts
+from extproc.load.workloads import Texts
 
 GOLDEN = 0.6180339887498949  # steps of it fill 0..1 evenly
 

@@ -16,10 +16,11 @@ from bench.routing.arms import Arm, Kind
 from bench.routing.one_cache import one_cache
 from bench.routing.plan import Plan
 from bench.routing.pod_counters import PodCounts
-from bench.routing.script import Job, PodRestart, Record, Workload
+from bench.routing.script import Job, PodRestart, Workload
 from bench.routing.stack import MODEL, Stack, running_arm
 from bench.routing.subject import HERE, Subject
 from bench.routing.summary import RunSummary, summarise
+from extproc.load.script import Record
 from podsim.model_folder import ModelFolder
 
 Say = Callable[[str], None]

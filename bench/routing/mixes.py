@@ -10,9 +10,12 @@ from functools import partial
 
 import msgspec
 
-from bench.routing.plan import Plan, PodSettings, QaSize
-from bench.routing.script import Session, Turn, Workload
-from bench.routing.workloads import WORKLOADS, Texts, TraceRow, build, multi_round_qa, read_trace, trace_sessions
+from bench.routing.plan import Plan, PodSettings
+from bench.routing.script import Workload
+from bench.routing.workloads import WORKLOADS, build, multi_round_qa, read_trace
+from extproc.load.script import Session, Turn
+from extproc.load.trace import TraceRow, trace_sessions
+from extproc.load.workloads import QaSize, Texts, irregular
 
 EIGHT_PODS = PodSettings(pods=8)
 SLOW_PODS = PodSettings(pods=8, kv_blocks=8192, prefill_tokens_per_second=8000)
@@ -43,14 +46,9 @@ def quiet_qa(plan: Plan, texts: Texts, *, rate: float) -> Workload:
     size = QaSize(system_tokens=512, history_tokens=4000, users=round(3 * rate))
     regular = multi_round_qa(replace(plan, qa=size, qa_rate=rate, qa_seconds=QUIET_SECONDS), texts)
     rng = random.Random(f"{plan.seed} quiet")
-    sessions = tuple(_irregular(each, rng) for each in regular.sessions)
+    # users think for 1 to 5 s
+    sessions = tuple(irregular(each, rng, most_seconds=2.0) for each in regular.sessions)
     return msgspec.structs.replace(regular, sessions=sessions, measured_from=WARM_SECONDS)
-
-
-def _irregular(session: Session, rng: random.Random) -> Session:
-    """Each question up to 2 s later: users think for 1 to 5 s."""
-    turns = [msgspec.structs.replace(turn, due=turn.due + rng.uniform(0.0, 2.0)) for turn in session.turns]
-    return msgspec.structs.replace(session, turns=tuple(turns))
 
 
 def long_prompts(plan: Plan, texts: Texts) -> Workload:

@@ -6,6 +6,9 @@ router and clients; docs/evidence/routing-benchmark.md says which ratios are kep
 
 from dataclasses import dataclass, field
 
+from extproc.load.trace import TraceSize
+from extproc.load.workloads import BurstSize, QaSize
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSettings:
@@ -34,33 +37,6 @@ class PodSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QaSize:
-    """Multi-round QA after LMBenchmark: `users` take turns; each asks again `users / rate` seconds later."""
-
-    users: int = 30
-    rounds: int = 8
-    system_tokens: int = 400  # shared by all users
-    history_tokens: int = 2600  # each user's own
-    question_tokens: int = 30
-    answer_tokens: int = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BurstSize:
-    """New prefixes that many clients send at once; the first one is asked for far more often than the others."""
-
-    bursts: int = 2
-    every_seconds: float = 3.5
-    burst_seconds: float = 1.0
-    prefixes: int = 8
-    requests_each: int = 6
-    hot_requests: int = 24  # of the first prefix
-    prefix_tokens: int = 2500
-    tail_tokens: int = 40
-    answer_tokens: int = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UniformSize:
     """Prompts that share nothing, at a Poisson rate."""
 
@@ -68,16 +44,6 @@ class UniformSize:
     shortest_tokens: int = 500
     longest_tokens: int = 2500
     answer_tokens: int = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSize:
-    """The Mooncake cut: tokens divided, time compressed."""
-
-    times_faster: float = 360  # the hour of the trace in 10 s
-    tokens_divisor: int = 8  # 512-token blocks become 64 tokens
-    answer_divisor: int = 16
-    longest_answer_tokens: int = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

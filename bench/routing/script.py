@@ -5,21 +5,7 @@ Plain values that cross a process boundary as JSON.
 
 import msgspec
 
-
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a session; sent when it is due and the turn before has been answered."""
-
-    due: float  # seconds after the start of the run
-    text: str  # the user's message, or the whole prompt of a completion
-    answer_tokens: int
-
-
-class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat that grows with each turn, or (system None) completions that know nothing of each other."""
-
-    name: str
-    system: str | None
-    turns: tuple[Turn, ...]
+from extproc.load.script import Session
 
 
 class PodRestart(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,24 +34,3 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     sessions: tuple[Session, ...]
     request_seconds: float
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as its client saw it; times in seconds after the start of the run."""
-
-    session: str
-    turn: int
-    due: float
-    ready: float  # when it could be sent: due, or later if the turn before was answered late
-    sent: float
-    first: float | None  # first piece of the answer
-    ended: float
-    error: str | None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    answer: str = ""
-
-    @property
-    def ttft_ms(self) -> float | None:
-        """Time to the first piece of the answer; None where the request failed."""
-        return None if self.error or self.first is None else (self.first - self.sent) * 1000

@@ -6,55 +6,11 @@ Reads server-sent events of the OpenAI API as they arrive; knows chunked bodies,
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 
-import msgspec
+from extproc.load.streamed_answer import BadAnswerError, StreamedAnswer
 
 READ_BYTES = 1 << 16
 LARGEST_HEAD_BYTES = 1 << 16
-EVENT_END = b"\n\n"
-DONE = b"[DONE]"
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
-    text: str | None = None
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-
-
-_CHUNK = msgspec.json.Decoder(_Chunk)
-
-
-@dataclass(slots=True)
-class StreamedAnswer:
-    """What has arrived so far; `first_at` is the loop's clock when the first piece of text was there."""
-
-    first_at: float | None = None
-    pieces: list[str] = field(default_factory=list)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    done: bool = False
-
-
-class BadAnswerError(Exception):
-    """The answer is not a whole stream of events; the message says what it is."""
 
 
 class Unchunker:
@@ -87,8 +43,8 @@ class Unchunker:
         return b"".join(payload)
 
 
-async def exchange(host: str, port: int, request: bytes) -> StreamedAnswer:
-    """Send `request` and read the events; raise BadAnswerError or OSError. The caller sets the deadline."""
+async def exchange(host: str, port: int, request: bytes, answer: StreamedAnswer) -> None:
+    """Send `request` and fill the answer in; raise BadAnswerError or OSError. The caller sets the deadline."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(request)
@@ -96,7 +52,8 @@ async def exchange(host: str, port: int, request: bytes) -> StreamedAnswer:
         if status != 200:
             body = await _start_of_body(reader)
             raise BadAnswerError(f"status {status}: {body.decode(errors='replace')}")
-        return await _events(reader, chunked=chunked, length=length)
+        answer.status = status
+        await _events(reader, answer, chunked=chunked, length=length)
     finally:
         writer.close()
 
@@ -125,37 +82,13 @@ async def _start_of_body(reader: asyncio.StreamReader) -> bytes:
     return b""
 
 
-async def _events(reader: asyncio.StreamReader, *, chunked: bool, length: int | None) -> StreamedAnswer:
-    answer, unchunker, held, received = StreamedAnswer(), Unchunker(), b"", 0
+async def _events(reader: asyncio.StreamReader, answer: StreamedAnswer, *, chunked: bool, length: int | None) -> None:
+    unchunker, received = Unchunker(), 0
     while not answer.done:
         data = await reader.read(READ_BYTES)
         if not data:
             raise BadAnswerError("the stream ended before [DONE]")
         received += len(data)
-        *events, held = (held + (unchunker.feed(data) if chunked else data)).split(EVENT_END)
-        for event in events:
-            _take(event, answer)
+        answer.feed(unchunker.feed(data) if chunked else data, at=time.monotonic())
         if not answer.done and (unchunker.ended or received == length):
             raise BadAnswerError("the stream ended before [DONE]")
-    return answer
-
-
-def _take(event: bytes, answer: StreamedAnswer) -> None:
-    data = event.removeprefix(b"data:").strip()
-    if data == DONE:
-        answer.done = True
-        return
-    try:
-        chunk = _CHUNK.decode(data)
-    except (msgspec.DecodeError, ValueError):
-        raise BadAnswerError(f"not an event: {event[:200].decode(errors='replace')}") from None
-    for choice in chunk.choices:
-        text = choice.text if choice.delta is None else choice.delta.content
-        if text:
-            answer.pieces.append(text)
-            if answer.first_at is None:
-                answer.first_at = time.monotonic()
-    if chunk.usage is not None:
-        answer.prompt_tokens = chunk.usage.prompt_tokens
-        details = chunk.usage.prompt_tokens_details
-        answer.cached_tokens = (details.cached_tokens or 0) if details else 0

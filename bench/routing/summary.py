@@ -12,7 +12,8 @@ import msgspec
 
 from bench.routing.one_cache import OneCacheHits
 from bench.routing.pod_counters import PodCounts
-from bench.routing.script import Record
+from extproc.load.script import Record
+from extproc.load.summary import percentile
 
 SHOWN_ERRORS = 3
 UNIFORM_TOLERANCE = 1.05  # two runs of one arm differ by as much
@@ -104,12 +105,6 @@ def summarise(
         pods_cpu_ms=sum(cpu.values()) - sum(routers.values()),
         miscounted_prompts=one_cache.miscounted,
     )
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile; NaN of nothing."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
 def _spread(pods: Sequence[PodCounts]) -> Spread:

@@ -29,7 +29,7 @@ from bench.routing.virtual_guide import GuideRouter
 from bench.routing.virtual_picker import Picker
 from bench.routing.virtual_pod import Pod
 from bench.routing.virtual_world import RoundRobin, Router, World
-from bench.routing.workloads import Texts
+from extproc.load.workloads import Texts
 from extproc.policy.inference_policy import read_policy_file
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.values import PickPolicy

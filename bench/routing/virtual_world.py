@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from bench.routing.one_cache import BLOCK_TOKENS, prompt_tokens
-from bench.routing.script import Record, Session, Workload
+from bench.routing.script import Workload
 from bench.routing.virtual_pod import Pod
-from bench.routing.workloads import Texts
+from extproc.load.script import Record, Session
+from extproc.load.workloads import Texts
 from extproc.pods.endpoint import EndpointStatus
 from podsim.core.block_hash import extend_chain
 from podsim.core.scheduler import Generation, State, Step

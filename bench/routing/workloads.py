@@ -6,33 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from bench.routing.plan import BurstSize, Plan, QaSize, TraceSize, UniformSize
-from bench.routing.script import PodRestart, Session, Turn, Workload
+from bench.routing.plan import Plan, UniformSize
+from bench.routing.script import PodRestart, Workload
+from extproc.load.script import Session, Turn
+from extproc.load.trace import TraceRow, trace_sessions
+from extproc.load.workloads import Texts, burst_sessions, qa_sessions
 
 TRACE_FILE = Path(__file__).parents[1] / "data" / "mooncake_conversation_cut.jsonl"
-TRACE_BLOCK_TOKENS = 512
-LEAST_TEXT_TOKENS = 4
-
-
-class TraceRow(msgspec.Struct, frozen=True):
-    """A request of the trace, as Mooncake publishes it; equal leading `hash_ids` are equal leading blocks."""
-
-    timestamp: int  # ms
-    input_length: int  # tokens
-    output_length: int  # tokens
-    hash_ids: list[int]
-
-
-class Texts:
-    """Random text of known length: each word is one token."""
-
-    def __init__(self, words: Sequence[str], *, seed: str) -> None:
-        self._words = words
-        self._rng = random.Random(seed)
-
-    def draw(self, tokens: int) -> str:
-        """Text of about `tokens` tokens that nobody else has."""
-        return " ".join(self._rng.choices(self._words, k=tokens))
 
 
 def build(name: str, plan: Plan, *, words: Sequence[str]) -> Workload:
@@ -45,7 +25,7 @@ def multi_round_qa(plan: Plan, texts: Texts) -> Workload:
     return Workload(
         name="qa",
         title=f"multi-round QA, {plan.qa_rate:g} requests/s",
-        sessions=tuple(_qa_sessions(plan.qa, rate=plan.qa_rate, seconds=plan.qa_seconds, texts=texts)),
+        sessions=tuple(qa_sessions(plan.qa, rate=plan.qa_rate, seconds=plan.qa_seconds, texts=texts)),
         measured_from=plan.qa.users / plan.qa_rate,
     )
 
@@ -56,7 +36,7 @@ def multi_round_qa_fast(plan: Plan, texts: Texts) -> Workload:
     return Workload(
         name="qa-x2",
         title=f"multi-round QA, {rate:g} requests/s",
-        sessions=tuple(_qa_sessions(plan.qa, rate=rate, seconds=plan.qa_seconds, texts=texts)),
+        sessions=tuple(qa_sessions(plan.qa, rate=rate, seconds=plan.qa_seconds, texts=texts)),
         measured_from=plan.qa.users / rate,
     )
 
@@ -66,31 +46,11 @@ def churn(plan: Plan, texts: Texts) -> Workload:
     return Workload(
         name="churn",
         title=f"evictions, a pod restart, {plan.churn_pickers} routers",
-        sessions=tuple(_qa_sessions(plan.churn, rate=plan.churn_rate, seconds=plan.churn_seconds, texts=texts)),
+        sessions=tuple(qa_sessions(plan.churn, rate=plan.churn_rate, seconds=plan.churn_seconds, texts=texts)),
         measured_from=0.0,
         routers=plan.churn_pickers,
         restarts=(PodRestart(pod=1, at=plan.churn_kill_at_seconds, back_after=plan.churn_back_after_seconds),),
     )
-
-
-def _qa_sessions(size: QaSize, *, rate: float, seconds: float, texts: Texts) -> Iterator[Session]:
-    """Each user's place is taken by a new user after `rounds` questions; the first ones are somewhere in between."""
-    system, gap = texts.draw(size.system_tokens), size.users / rate
-    for place in range(size.users):
-        due, rounds, number = place / rate, 1 + place * size.rounds // size.users, 0
-        while due < seconds:
-            dues = [due + turn * gap for turn in range(rounds) if due + turn * gap < seconds]
-            yield Session(
-                name=f"user-{place}-{number}",
-                system=system,
-                turns=tuple(_qa_turn(size, at=at, first=at == due, texts=texts) for at in dues),
-            )
-            due, rounds, number = due + rounds * gap, size.rounds, number + 1
-
-
-def _qa_turn(size: QaSize, *, at: float, first: bool, texts: Texts) -> Turn:
-    tokens = size.question_tokens + (size.history_tokens if first else 0)
-    return Turn(due=at, text=texts.draw(tokens), answer_tokens=size.answer_tokens)
 
 
 def shared_prefix_burst(plan: Plan, texts: Texts) -> Workload:
@@ -100,7 +60,7 @@ def shared_prefix_burst(plan: Plan, texts: Texts) -> Workload:
     sessions = [
         session
         for burst in range(size.bursts)
-        for session in _burst(size, number=burst, starts=burst * size.every_seconds, rng=rng, texts=texts)
+        for session in burst_sessions(size, number=burst, starts=burst * size.every_seconds, rng=rng, texts=texts)
     ]
     return Workload(
         name="burst",
@@ -108,18 +68,6 @@ def shared_prefix_burst(plan: Plan, texts: Texts) -> Workload:
         sessions=tuple(sessions),
         measured_from=0.0,
     )
-
-
-def _burst(size: BurstSize, *, number: int, starts: float, rng: random.Random, texts: Texts) -> Iterator[Session]:
-    for prefix in range(size.prefixes):
-        text = texts.draw(size.prefix_tokens)
-        for request in range(size.requests_each if prefix else size.hot_requests):
-            turn = Turn(
-                due=starts + rng.uniform(0, size.burst_seconds),
-                text=texts.draw(size.tail_tokens),
-                answer_tokens=size.answer_tokens,
-            )
-            yield Session(name=f"burst-{number}-{prefix}-{request}", system=text, turns=(turn,))
 
 
 def uniform(plan: Plan, texts: Texts) -> Workload:
@@ -155,28 +103,6 @@ def mooncake(plan: Plan, texts: Texts) -> Workload:
 def read_trace() -> list[TraceRow]:
     """The cut of the trace."""
     return msgspec.json.decode(b"[" + b",".join(TRACE_FILE.read_bytes().splitlines()) + b"]", type=list[TraceRow])
-
-
-def trace_sessions(
-    rows: Sequence[TraceRow], size: TraceSize, *, seconds: float, texts: Texts, name: str = "row"
-) -> Iterator[Session]:
-    """One completion per row; rows that share leading `hash_ids` share that much leading text."""
-    block_tokens = TRACE_BLOCK_TOKENS // size.tokens_divisor
-    blocks: dict[int, str] = {}
-    for number, row in enumerate(rows):
-        due = row.timestamp / 1000 / size.times_faster
-        if due > seconds:
-            return
-        ids = row.hash_ids
-        for one in ids:
-            if one not in blocks:
-                blocks[one] = texts.draw(block_tokens)
-        tail = row.input_length // size.tokens_divisor - block_tokens * (len(ids) - 1)
-        words = blocks[ids[-1]].split(" ")[: max(LEAST_TEXT_TOKENS, tail)]
-        text = " ".join([*(blocks[one] for one in ids[:-1]), " ".join(words)])
-        answer = min(max(1, row.output_length // size.answer_divisor), size.longest_answer_tokens)
-        turn = Turn(due=due, text=text, answer_tokens=answer)
-        yield Session(name=f"{name}-{number}", system=None, turns=(turn,))
 
 
 WORKLOADS: dict[str, Callable[[Plan, Texts], Workload]] = {

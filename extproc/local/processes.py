@@ -67,8 +67,8 @@ class ChildLog:
     def __init__(self, path: Path, *, limit_bytes: int) -> None:
         self._path = path
         self._limit_bytes = limit_bytes
-        self._file = path.open("wb", buffering=0)
-        self._written_bytes = 0
+        self._file = path.open("ab", buffering=0)  # what it wrote before it was started again stays
+        self._written_bytes = self._file.tell()
         self._lines: deque[bytes] = deque(maxlen=KEPT_LINES)
         self._unfinished = b""
 
@@ -181,6 +181,7 @@ class ProcessSpec:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     ready: tuple[Condition, ...] = ()
     ready_within_seconds: float = 60.0
+    restart_seconds: float | None = None  # killed, it is started again after so long; None: its end ends the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,18 +192,31 @@ class _Child:
     pump: asyncio.Task[None]
 
 
-class Supervisor:
-    """Owns the children of one run."""
+Tell = Callable[[str, str], None]
 
-    def __init__(self, *, log_directory: Path, grace_seconds: float = GRACE_SECONDS) -> None:
+
+def _untold(_name: str, _what: str) -> None: ...
+
+
+class Supervisor:
+    """Owns the children of one run. `tell` is called with a child's name and what has become of it."""
+
+    def __init__(self, *, log_directory: Path, grace_seconds: float = GRACE_SECONDS, tell: Tell = _untold) -> None:
         self._log_directory = log_directory
         self._grace_seconds = grace_seconds
+        self._tell = tell
         self._children: list[_Child] = []
+        self._away: set[str] = set()
 
     @property
     def pids(self) -> dict[str, int]:
         """The process id of every child that was started, by name."""
         return {child.spec.name: child.process.pid for child in self._children}
+
+    @property
+    def running(self) -> dict[str, int]:
+        """Those of them that serve: what was killed does so again once it is ready."""
+        return {name: pid for name, pid in self.pids.items() if name not in self._away}
 
     async def run(
         self,
@@ -220,7 +234,10 @@ class Supervisor:
                 watchers: list[asyncio.Task[None]] = []
                 for stage in stages:
                     started = [await self._start(spec, environment=environment) for spec in stage]
-                    watchers += [group.create_task(_watch(child), name=f"watch {child.spec.name}") for child in started]
+                    watchers += [
+                        group.create_task(self._watch(child, environment), name=f"watch {child.spec.name}")
+                        for child in started
+                    ]
                     await _until_ready(started)
                 await when_ready()
                 for watcher in watchers:
@@ -231,6 +248,27 @@ class Supervisor:
             raise
         finally:
             await self._end_all()
+
+    async def _watch(self, child: _Child, environment: Mapping[str, str]) -> None:
+        """Raise when the child ends: it was not asked to. One that may be killed is started again."""
+        while True:
+            ended = await _end_of(child)
+            pause, code = child.spec.restart_seconds, child.process.returncode
+            if pause is None or code is None or code >= 0:  # what ends by itself has a defect, which must be seen
+                raise ended
+            self._away.add(child.spec.name)
+            self._tell(child.spec.name, f"was killed by {_signal_name(code)} and starts again in {pause:g} s")
+            await asyncio.sleep(pause)
+            child = await self._start_again(child, environment)
+            if await _is_ready_before_its_end(child):
+                self._away.discard(child.spec.name)
+                self._tell(child.spec.name, f"is ready again, as process {child.process.pid}")
+
+    async def _start_again(self, child: _Child, environment: Mapping[str, str]) -> _Child:
+        _signal_group(child, signal.SIGKILL)  # what it has left there
+        child.log.close()
+        self._children.remove(child)
+        return await self._start(child.spec, environment=environment)
 
     async def _start(self, spec: ProcessSpec, *, environment: Mapping[str, str]) -> _Child:
         supervisor_pid = os.getpid()
@@ -303,9 +341,26 @@ async def _until_child_ready(child: _Child) -> None:
             raise NotReadyError(error.message, log_lines=child.log.last_lines(LAST_LINES)) from None
 
 
-async def _watch(child: _Child) -> None:
-    """Raise when the child ends: it was not asked to."""
+async def _is_ready_before_its_end(child: _Child) -> bool:
+    ready = asyncio.create_task(_until_child_ready(child), name=f"ready {child.spec.name}")
+    ended = asyncio.create_task(child.process.wait(), name=f"end {child.spec.name}")
+    try:
+        await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended.cancel()
+        if is_ready := ready.done():
+            ready.result()
+        ready.cancel()
+    return is_ready
+
+
+async def _end_of(child: _Child) -> ChildEndedError:
+    """Wait for it; return what there is to say of it."""
     code = await child.process.wait()
     await asyncio.wait({child.pump}, timeout=1.0)  # its last words may still be in the pipe
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    raise ChildEndedError(f"{child.spec.name} {how}", log_lines=child.log.last_lines(LAST_LINES))
+    how = f"was killed by {_signal_name(code)}" if code < 0 else f"ended with exit code {code}"
+    return ChildEndedError(f"{child.spec.name} {how}", log_lines=child.log.last_lines(LAST_LINES))
+
+
+def _signal_name(code: int) -> str:
+    return signal.Signals(-code).name

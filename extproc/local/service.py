@@ -9,6 +9,8 @@ import asyncio
 import importlib.util
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,15 +18,18 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
+from extproc.local.chaos import kill_now_and_then
 from extproc.local.envoy_config import SocketAddress, fill_in, read_template
 from extproc.local.errors import BadSettingError, UnnamedModelError, UpError
-from extproc.local.greeting import greeting
-from extproc.local.live_view import show_live
+from extproc.local.greeting import EXAMPLES, greeting
+from extproc.local.live_view import local_zone, show_live
 from extproc.local.ports import PortUse, pick_free_port, require_free
 from extproc.local.processes import (
     GrpcReady,
@@ -36,6 +41,7 @@ from extproc.local.processes import (
     find_redis_server,
     wait_until_ready,
 )
+from extproc.local.ready_file import usual_ready_file
 from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
 from extproc.local.unread_terminal import standard_output
 from extproc.prompts.tokenizer_folder import has_tokenizer, why_not_readable
@@ -50,6 +56,7 @@ from kvmesh.redis.address import RedisAccess, read_address
 
 EXTERNAL_REDIS_SECONDS = 10.0
 ASK_SECONDS = 2.0
+POD_RESTART_SECONDS = 5.0  # long enough to see what the others do meanwhile
 KVMESH = (sys.executable, "-m", "extproc")
 GUARD_SCRIPT = 'trap "" HUP INT TERM; cat >/dev/null; rm -rf -- "$@"'
 GUARD_SECONDS = 10
@@ -112,6 +119,7 @@ def _pod(settings: StackSettings, number: int) -> ProcessSpec:
         argv=(*KVMESH, "sim", *flags, *settings.log_flags),
         environment={} if key_file is None else {"KVMESH_API_KEY": read_pod_key(key_file)},
         ready=(HttpReady(url=f"http://{address}/health"),),
+        restart_seconds=POD_RESTART_SECONDS,
     )
 
 
@@ -182,6 +190,8 @@ async def run(settings: StackSettings) -> None:
         require_redis(settings.redis)
     require_free(fixed_ports(settings), host=HOST)
     doomed: tuple[Path, ...] = ()
+    if settings.ready_file is None:
+        settings = replace(settings, ready_file=usual_ready_file(settings.envoy_port))
     if settings.ready_file is not None:
         remove_stale(settings.ready_file)
         doomed = (settings.ready_file, temporary_path(settings.ready_file))
@@ -238,22 +248,57 @@ async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
 
 
 async def _supervise(settings: StackSettings, parts: LocalParts, *, notes: Sequence[str]) -> None:
-    supervisor = Supervisor(log_directory=parts.run_directory)
     console = Console(file=standard_output())
+    named_file = settings.ready_file if settings.ready_file != usual_ready_file(settings.envoy_port) else None
+    addresses = {f"pod-{number}": str(pod) for number, pod in enumerate(settings.pods)}
 
-    async def when_ready() -> None:
+    def tell(name: str, what: str) -> None:
+        line = f"{datetime.now(local_zone()):%H:%M:%S} {name} ({addresses.get(name, 'no pod')}) {what}"
+        console.print(Text(line, style="yellow"), soft_wrap=True)
+        try:
+            write_facts()  # its process is another one now
+        except OSError as error:
+            console.print(Text(f"the ready file cannot be written anew: {error.strerror}", style="red"))
+
+    def write_facts() -> dict[str, object]:
         facts = ready_facts(settings, redis=read_address(parts.redis).label, pids=supervisor.pids)
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, facts)
-        lines = greeting(facts, log_directory=str(parts.run_directory), model=settings.model or "", notes=notes)
+        return facts
+
+    supervisor = Supervisor(log_directory=parts.run_directory, tell=tell)
+
+    async def when_ready() -> None:
+        facts = write_facts()
+        folder = parts.run_directory
+        write_examples(folder, model=settings.model or "")
+        lines = greeting(facts, log_directory=str(folder), notes=notes, program=own_command(), ready_file=named_file)
         for line in lines:
             console.print(line, soft_wrap=True)
-        if settings.no_live:
-            await asyncio.Event().wait()  # until a signal cancels this or a child ends
-        login = AdminLogin(token_file=settings.admin_token_file)
-        await show_live(str(facts["admin"]), console=console, above=lines, login=login)
+        async with asyncio.TaskGroup() as group:
+            if settings.chaos:
+                killing = kill_now_and_then(supervisor, tuple(addresses), every_seconds=settings.chaos_seconds)
+                group.create_task(killing, name="chaos")
+            if settings.no_live:
+                await asyncio.Event().wait()  # until a signal cancels this or a child ends
+            login = AdminLogin(token_file=settings.admin_token_file)
+            await show_live(str(facts["admin"]), console=console, above=lines, login=login)
 
     await supervisor.run(plan(settings, parts), environment=os.environ, when_ready=when_ready)
+
+
+def write_examples(folder: Path, *, model: str) -> None:
+    """Write the requests that the greeting offers into files, so that its commands are short."""
+    for example in EXAMPLES:
+        body = json.dumps(example.body(model), indent=1)
+        (folder / example.file).write_text(f"{body}\n", encoding="utf-8")
+
+
+def own_command() -> str:
+    """Return how to call `kvmesh` from the folder in which this was started."""
+    if shutil.which("kvmesh"):
+        return "kvmesh"
+    return shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "kvmesh" else f"{sys.executable} -m extproc"
 
 
 def _cancel_on_signals() -> asyncio.Event:

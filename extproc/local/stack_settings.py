@@ -139,14 +139,22 @@ class StackSettings:
     ready_file: Path | None = setting(
         None, "JSON file with all addresses and pids, there while all is healthy.", is_folder=False
     )
-    no_live: bool = setting(False, "No view: print the addresses, then be silent.", switch="--no-live")
+    no_live: bool = setting(False, "No view: print the addresses, then only what becomes of pods.", switch="--no-live")
+    chaos: bool = setting(
+        False, "Kill a simulated pod now and then; it comes back, empty, a few seconds later.", switch="--chaos"
+    )
+    chaos_seconds: float = setting(20.0, "Time between two kills of --chaos, in seconds, on average.", least=1)
     log_flags: tuple[str, ...] = ()  # for the processes that are started
 
     def __post_init__(self) -> None:
-        """Raise BadSettingError where options of Redis have no Redis."""
+        """Raise BadSettingError where options do not go together: those of a Redis that is none, chaos without pods."""
         if not self.redis.url and (flags := [f"--{name.replace('_', '-')}" for name, _ in _given(self.redis)]):
             raise BadSettingError(
                 f"{', '.join(flags)} without --redis: the Redis that is started here needs none of it"
+            )
+        if self.chaos and (self.endpoints or self.simulated_pods < 2):
+            raise BadSettingError(
+                "--chaos kills simulated pods only, and needs two: leave --endpoints out, give --pods 2"
             )
 
     @property

@@ -1,7 +1,7 @@
 """Text that looks like an answer: words of the tokenizer's own vocabulary, the same for the same prompt and seed.
 
-The pod calls this once per generation, before it is scheduled. Every word is one token both ways, so that the text,
-sent back as the assistant's turn, becomes the very tokens that the cache holds.
+It begins by saying that it is simulated. The pod calls this once per generation, before it is scheduled. Every word is
+one token both ways, so that the text, sent back as the assistant's turn, becomes the very tokens that the cache holds.
 """
 
 import random
@@ -21,6 +21,8 @@ class Vocabulary:
     punctuation: Sequence[int]
     texts: Mapping[int, str]  # of all ids above, and "" for `end_of_turn`
     end_of_turn: int | None  # the token that ends a generation
+    opening: Sequence[int] = ()  # what each answer begins with, as far as its length lets it
+    opening_texts: Sequence[str] = ()  # what each of these tokens adds to the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +55,14 @@ def generate_answer(rng: random.Random, vocabulary: Vocabulary, limits: Limits) 
     natural_tokens = max(rng.randint(SHORTEST_ANSWER_TOKENS, LONGEST_ANSWER_TOKENS), limits.min_tokens + 1)
     ends_itself = not (limits.ignore_eos or vocabulary.end_of_turn is None)
     length = min(natural_tokens, limits.max_tokens) if ends_itself else limits.max_tokens
-    token_ids = _draw_tokens(rng, vocabulary, length)
+    opening = vocabulary.opening[:length]
+    token_ids = [*opening, *_draw_tokens(rng, vocabulary, length - len(opening))]
     complete = ends_itself and natural_tokens <= limits.max_tokens
     if complete and vocabulary.end_of_turn is not None:
         token_ids[-1] = vocabulary.end_of_turn
     answer = Answer(
         token_ids=token_ids,
-        pieces=[vocabulary.texts[token] for token in token_ids],
+        pieces=[*vocabulary.opening_texts[:length], *(vocabulary.texts[token] for token in token_ids[len(opening) :])],
         finish_reason="stop" if complete else "length",
     )
     return cut_at_stop(answer, limits.stop) if limits.stop else answer

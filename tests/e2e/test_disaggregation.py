@@ -79,8 +79,8 @@ async def pods_sum(stack: Stack, pods: Sequence[str], name: str) -> float:
 
 def forms(prompt: str) -> list[tuple[str, dict[str, Any]]]:
     """Return the four forms of one request."""
-    chat = {"model": "tiny", "messages": [{"role": "user", "content": prompt}], "max_tokens": 5}
-    completion = {"model": "tiny", "prompt": prompt, "max_tokens": 5}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": prompt}], "max_tokens": 12}
+    completion = {"model": "tiny", "prompt": prompt, "max_tokens": 12}
     return [(CHAT, chat), (COMPLETIONS, completion), *((p, b | {"stream": True}) for p, b in (
         (CHAT, chat | {"stream_options": {"include_usage": True}}), (COMPLETIONS, completion)
     ))]  # fmt: skip

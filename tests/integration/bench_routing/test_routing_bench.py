@@ -8,9 +8,10 @@ import pytest
 from bench.prompts import vocabulary_words
 from bench.routing.arms import ARMS
 from bench.routing.measure import Bench, measure_arm
-from bench.routing.plan import Plan, PodSettings, QaSize
+from bench.routing.plan import Plan, PodSettings
 from bench.routing.subject import Subject
 from bench.routing.workloads import build
+from extproc.load.workloads import QaSize
 from podsim.model_folder import TINY_MODEL, load_model_folder
 
 SMALL = QaSize(users=4, rounds=3, system_tokens=64, history_tokens=128, question_tokens=8, answer_tokens=2)

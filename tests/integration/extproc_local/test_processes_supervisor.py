@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,73 @@ async def test_a_child_that_is_killed_while_the_stack_runs_ends_it_and_the_signa
 
     assert raised.value.message == "victim was killed by SIGKILL"
     assert [name for name, pid in supervisor.pids.items() if is_alive(pid)] == []
+
+
+async def test_a_child_that_may_be_killed_is_started_again_and_both_are_told(tmp_path: Path) -> None:
+    told: list[tuple[str, str]] = []
+    supervisor = Supervisor(log_directory=tmp_path, tell=lambda *what: told.append(what))
+    ready = asyncio.Event()
+    stages = [[child("steady", SLEEP), replace(child("victim", SLEEP), restart_seconds=0.05)]]
+    run = asyncio.create_task(run_until_ready(supervisor, stages, ready=ready))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await ready.wait()
+    steady, first = supervisor.pids["steady"], supervisor.pids["victim"]
+
+    async def written(times: int) -> None:
+        await until(lambda: (tmp_path / "victim.log").read_text() == "here\n" * times, f"{times} lines in its log")
+
+    for number in (1, 2):
+        await written(number)
+        os.kill(supervisor.pids["victim"], signal.SIGKILL)
+        await until(lambda: len(told) == 2 * number, "the end and the new start to be told")  # noqa: B023
+
+    second = supervisor.pids["victim"]
+    assert told[0] == ("victim", "was killed by SIGKILL and starts again in 0.05 s")
+    assert told[3] == ("victim", f"is ready again, as process {second}")
+    assert supervisor.running == {"steady": steady, "victim": second}
+    assert second != first
+    await written(3)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert [pid for pid in (steady, first, second) if is_alive(pid)] == []
+
+
+async def test_a_child_that_is_away_does_not_count_as_running(tmp_path: Path) -> None:
+    told: list[str] = []
+    supervisor = Supervisor(log_directory=tmp_path, tell=lambda _, what: told.append(what))
+    ready = asyncio.Event()
+    stages = [[replace(child("victim", SLEEP), restart_seconds=600.0)]]
+    run = asyncio.create_task(run_until_ready(supervisor, stages, ready=ready))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await ready.wait()
+
+    os.kill(supervisor.pids["victim"], signal.SIGKILL)
+
+    await until(lambda: told, "the end to be told")
+    assert supervisor.running == {}
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+
+
+@pytest.mark.parametrize("is_killed_first", [False, True], ids=["at once", "when it is started again"])
+async def test_a_child_that_ends_by_itself_ends_the_run_though_it_may_be_killed(
+    tmp_path: Path, is_killed_first: bool
+) -> None:
+    supervisor = Supervisor(log_directory=tmp_path)
+    ready, mark = asyncio.Event(), tmp_path / "mark"
+    if is_killed_first:
+        mark.touch()
+    once = f"import os, sys; os.path.exists({str(mark)!r}) or sys.exit(7); os.unlink({str(mark)!r}); " + SLEEP
+    stages = [[replace(child("victim", once), restart_seconds=0.05)]]
+    run = asyncio.create_task(run_until_ready(supervisor, stages, ready=ready))
+    if is_killed_first:
+        await until(lambda: not mark.exists(), "the first one to run")
+        os.kill(supervisor.pids["victim"], signal.SIGKILL)
+
+    with pytest.raises(ChildEndedError, match="victim ended with exit code 7"):
+        await run
 
 
 async def test_a_child_that_ignores_term_is_killed_after_the_grace_time(tmp_path: Path) -> None:

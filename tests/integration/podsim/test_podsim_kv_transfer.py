@@ -178,8 +178,8 @@ async def test_the_decode_leg_fetches_the_prompt_says_what_one_pod_would_and_fre
         alone,
     ):
         params = await prefiller.prefill()
-        answer = await decoder.complete(max_tokens=5, kv_transfer_params=params)
-        assert text(answer) == text(await alone.complete(max_tokens=5))
+        answer = await decoder.complete(max_tokens=12, kv_transfer_params=params)
+        assert text(answer) == text(await alone.complete(max_tokens=12))
         assert answer["kv_transfer_params"] is None
         # what the prefill pod had cached, not the 100 tokens that were loaded
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
@@ -202,7 +202,9 @@ async def test_the_decode_leg_fetches_the_prompt_says_what_one_pod_would_and_fre
         ) == (0, 0)
         # what came is cached: only the last block is fetched for the same prompt, since its last token is computed
         params = await prefiller.prefill()
-        again = await decoder.complete(max_tokens=5, kv_transfer_params=without(params, "remote_prefill_cached_tokens"))
+        again = await decoder.complete(
+            max_tokens=12, kv_transfer_params=without(params, "remote_prefill_cached_tokens")
+        )
         assert text(again) == text(answer)
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 100
         assert await decoder.metrics(

@@ -108,16 +108,16 @@ async def test_a_stream_says_the_same_as_the_whole_answer_token_by_token() -> No
 
 async def test_several_prompts_and_choices_come_back_in_their_order() -> None:
     async with pod_and_client() as (_, client):
-        both = await client.completions.create(model="tiny", prompt=["abc", "defg"], n=2, max_tokens=3)
+        both = await client.completions.create(model="tiny", prompt=["abc", "defg"], n=2, max_tokens=9)
         alone = [
-            await client.completions.create(model="tiny", prompt=prompt, n=2, max_tokens=3)
+            await client.completions.create(model="tiny", prompt=prompt, n=2, max_tokens=9)
             for prompt in ("abc", "defg")
         ]
         expected = [choice.text for answer in alone for choice in answer.choices]
         assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
         assert [choice.text for choice in both.choices] == expected
         assert len(set(expected)) == 4
-        stream = await client.completions.create(model="tiny", prompt=["abc", "defg"], n=2, max_tokens=3, stream=True)
+        stream = await client.completions.create(model="tiny", prompt=["abc", "defg"], n=2, max_tokens=9, stream=True)
         texts = ["", "", "", ""]
         async for chunk in stream:
             texts[chunk.choices[0].index] += chunk.choices[0].text

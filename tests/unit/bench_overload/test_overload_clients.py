@@ -7,7 +7,7 @@ from bench.overload.load import Ask, Clients
 from bench.overload.refusable_http import Answer
 from bench.overload.script import Job, Outcome, Request
 from bench.overload.virtual_loop import run
-from bench.routing.streamed_http import BadAnswerError
+from extproc.load.streamed_answer import BadAnswerError
 
 
 def request(number: int, *, due: float, obeys: bool = True) -> Request:

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bench.routing.streamed_http import BadAnswerError, Unchunker, exchange, post
+from bench.routing.streamed_http import Unchunker, exchange, post
+from extproc.load.streamed_answer import BadAnswerError, StreamedAnswer
 
 EVENTS = (
     b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
@@ -57,7 +58,8 @@ async def test_the_answer_is_its_pieces_and_its_usage(framing: str) -> None:
         "until closed": b"\r\n" + EVENTS,
     }[framing]
     async with server([HEAD + body]) as port:
-        answer = await exchange("127.0.0.1", port, REQUEST)
+        answer = StreamedAnswer()
+        await exchange("127.0.0.1", port, REQUEST, answer)
 
     assert (answer.pieces, answer.prompt_tokens, answer.cached_tokens, answer.done) == ([" one", " two"], 40, 32, True)
     assert answer.first_at is not None
@@ -77,4 +79,4 @@ async def test_the_answer_is_its_pieces_and_its_usage(framing: str) -> None:
 async def test_what_is_no_whole_stream_is_a_failure(sent: bytes, says: str) -> None:
     async with server([sent]) as port:
         with pytest.raises(BadAnswerError, match=says):
-            await exchange("127.0.0.1", port, REQUEST)
+            await exchange("127.0.0.1", port, REQUEST, StreamedAnswer())

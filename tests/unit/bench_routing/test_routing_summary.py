@@ -7,8 +7,9 @@ import pytest
 
 from bench.routing.one_cache import OneCacheHits
 from bench.routing.pod_counters import PodCounts, parse
-from bench.routing.script import Record
-from bench.routing.summary import RunSummary, Spread, percentile, summarise, verdicts
+from bench.routing.summary import RunSummary, Spread, summarise, verdicts
+from extproc.load.script import Record
+from extproc.load.summary import percentile
 
 ONE_CACHE = OneCacheHits(prompt_tokens=400, cached_tokens=200, miscounted=0)
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from bench.prompts import vocabulary_words
-from bench.routing.plan import Plan, PodSettings, QaSize
+from bench.routing.plan import Plan, PodSettings
 from bench.routing.script import Workload
 from bench.routing.summary import RunSummary
 from bench.routing.virtual import ARMS, Routers, picker, play
 from bench.routing.workloads import build
+from extproc.load.workloads import QaSize
 from extproc.policy.values import PickPolicy
 from podsim.model_folder import TINY_MODEL, load_model_folder
 

@@ -2,9 +2,11 @@
 
 import pytest
 
-from bench.routing.plan import Plan, QaSize, TraceSize
-from bench.routing.script import Session
-from bench.routing.workloads import TRACE_FILE, WORKLOADS, Texts, TraceRow, build, trace_sessions
+from bench.routing.plan import Plan
+from bench.routing.workloads import TRACE_FILE, WORKLOADS, build
+from extproc.load.script import Session
+from extproc.load.trace import TraceRow, TraceSize, trace_sessions
+from extproc.load.workloads import QaSize, Texts
 
 WORDS = [f"{first}{second}" for first in "abcdefghijklm" for second in "nopqrstuvwxyz"]
 SMALL = Plan(

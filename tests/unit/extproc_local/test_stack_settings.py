@@ -108,3 +108,10 @@ def test_simulated_pods_have_a_model_and_a_tokenizer(
 def test_what_belongs_to_a_redis_of_ones_own_is_refused_without_it() -> None:
     with pytest.raises(BadSettingError, match=r"^--redis-username, --redis-ca-file without --redis: "):
         StackSettings(redis=RedisAccess(url="", username="me", ca_file=Path("ca.pem")))
+
+
+def test_chaos_needs_simulated_pods_of_which_one_is_left() -> None:
+    assert StackSettings(chaos=True).chaos
+    for given in ({"endpoints": PODS}, {"simulated_pods": 1}):
+        with pytest.raises(BadSettingError, match=r"^--chaos kills simulated pods only, and needs two: "):
+            StackSettings(chaos=True, **given)

@@ -4,10 +4,11 @@ from pathlib import Path
 import fastokens  # type: ignore[import-untyped]
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from podsim.core.generate import Limits, generate_answer
 from podsim.errors import RequestRefusedError, SettingsError
-from podsim.model_folder import TINY_MODEL, load_model_folder
+from podsim.model_folder import TINY_MODEL, build_vocabulary, load_model_folder
 from podsim.train_tokenizer import SPECIAL_TOKENS, VOCABULARY_SIZE, build_tokenizer
 
 FOLDER = load_model_folder(TINY_MODEL)
@@ -50,6 +51,26 @@ def test_a_generated_answer_sent_back_as_a_turn_becomes_the_very_same_tokens() -
         answer = generate_answer(random.Random(seed), FOLDER.vocabulary, Limits(max_tokens=500))
         sent_back = TURN + "".join(answer.pieces) + "<|im_end|>"
         assert FOLDER.encode_by_reference(sent_back, add_special_tokens=False) == head + answer.token_ids
+
+
+def test_a_generated_answer_says_that_it_is_simulated_and_a_short_one_begins_to() -> None:
+    def text(tokens: int) -> str:
+        limits = Limits(max_tokens=tokens, ignore_eos=True)
+        answer = generate_answer(random.Random(tokens), FOLDER.vocabulary, limits)
+        assert len(answer.token_ids) == len(answer.pieces) == tokens
+        assert FOLDER.decode(answer.token_ids) == "".join(answer.pieces)
+        return "".join(answer.pieces)
+
+    assert text(20).startswith(" [simulated] ")
+    assert [text(tokens) for tokens in (1, 2, 6)] == [" [", " [si", " [simulated]"]
+
+
+def test_a_tokenizer_that_cannot_write_it_alone_leaves_it_out() -> None:
+    tokenizer = Tokenizer(WordLevel({"yes": 0, "no": 1, "?": 2}, unk_token="?"))
+
+    vocabulary = build_vocabulary(tokenizer, end_of_turn=None)
+
+    assert (vocabulary.opening, vocabulary.opening_texts) == ([], [])
 
 
 def test_text_survives_encoding_and_decoding() -> None:

@@ -1,0 +1,100 @@
+"""The clients: play sessions once, open loop, and keep what they saw.
+
+Each turn is sent when it is due, however busy the servers are; only the turn before must have been answered. So a slow
+server meets as many requests as a fast one. How a request is sent is the caller's.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from extproc.load.request_body import Message, opening
+from extproc.load.script import Record, Session, Turn
+from extproc.load.streamed_answer import BadAnswerError, StreamedAnswer, problem_of, refusal_of
+
+HEAD_START_SECONDS = 0.1
+
+# sends a turn with the chat so far and fills the answer in; raises BadAnswerError or OSError
+Ask = Callable[[Session, Turn, Sequence[Message], StreamedAnswer], Awaitable[None]]
+
+
+class Clients:
+    """Plays the sessions of one load. `clock` is monotonic seconds, also those of the answers' pieces."""
+
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        *,
+        ask: Ask,
+        request_seconds: float,
+        salt: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sessions = sessions
+        self._ask = ask
+        self._request_seconds = request_seconds
+        self._salt = salt
+        self._clock = clock
+        self._start = clock() + HEAD_START_SECONDS
+        self.records: list[Record] = []
+        self.sent = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have been sent and have not ended."""
+        return self.sent - len(self.records)
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has lasted."""
+        return self._clock() - self._start
+
+    async def run(self) -> None:
+        """Return when the last answer is there. Cancelled, it leaves out what is in flight."""
+        async with asyncio.TaskGroup() as sessions:
+            for session in self._sessions:
+                sessions.create_task(self._play(session), name=session.name)
+
+    async def _play(self, session: Session) -> None:
+        messages = opening(session, salt=self._salt)
+        ready = 0.0
+        for number, turn in enumerate(session.turns):
+            ready = max(ready, turn.due)
+            await asyncio.sleep(max(0.0, ready - self.seconds))
+            asked = (*messages, {"role": "user", "content": turn.text})
+            record = await self._send(session, number, asked, ready=ready)
+            self.records.append(record)
+            ready = record.ended
+            if record.is_answered:  # a question without an answer is not part of the chat
+                messages = (*asked, {"role": "assistant", "content": record.answer})
+
+    async def _send(self, session: Session, number: int, messages: Sequence[Message], *, ready: float) -> Record:
+        turn, answer, error = session.turns[number], StreamedAnswer(), None
+        sent = self.seconds
+        self.sent += 1
+        try:
+            async with asyncio.timeout(self._request_seconds):
+                await self._ask(session, turn, messages, answer)
+        except TimeoutError:
+            error = f"no whole answer within {self._request_seconds:g} s"
+        except BadAnswerError as failure:
+            error = str(failure)
+        except OSError as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        refused = None if error else refusal_of(answer)
+        return Record(
+            session=session.name,
+            turn=number,
+            due=turn.due,
+            ready=ready,
+            sent=sent,
+            first=None if answer.first_at is None else answer.first_at - self._start,
+            ended=self.seconds,
+            error=error or (None if refused else problem_of(answer)),
+            refused=refused,
+            prompt_tokens=answer.prompt_tokens,
+            cached_tokens=answer.cached_tokens,
+            answer="".join(answer.pieces),
+            gaps=answer.gaps,
+            server=answer.server,
+        )

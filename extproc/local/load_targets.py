@@ -1,0 +1,73 @@
+"""Whom `kvmesh load` asks: the running demo or a given server, and what its load is compared with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from extproc.errors import ConfigError
+from extproc.load.asking import Target
+from extproc.load.play import Arm
+from extproc.local.ready_file import ReadyMesh, running_mesh
+from extproc.local.stack_settings import resolve
+from kvmesh.pods.pod_access import PodAccess, read_pod_key
+
+USUAL_GATEWAY = "http://127.0.0.1:10000"
+ROUND_ROBIN = "round-robin"
+OURS = "kvmesh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the command line says of it."""
+
+    server: str | None = None
+    beside: str | None = None
+    endpoints: str | None = None
+    ready_file: Path | None = None
+    model: str | None = None
+    access: PodAccess = field(default_factory=PodAccess)
+
+
+def choose_arms(wanted: Wanted, *, headers: Mapping[str, str], salt: str) -> tuple[Arm, ...]:
+    """Return the arms in the order in which they are played; a model that nobody has named yet is "".
+
+    Each has a salt of its own, so that the first one warms no cache up for the second. Raise ConfigError, or
+    SettingError for a key file that cannot be used.
+    """
+    mesh = _mesh(wanted)
+    key = wanted.access.key_file
+    sent = {**headers, **({} if key is None else {"authorization": f"Bearer {read_pod_key(key)}"})}
+    model = wanted.model or (mesh.model if mesh and wanted.server is None else None) or ""
+    gateway = _base(wanted.server or (mesh.gateway if mesh else USUAL_GATEWAY))
+    first = Arm(
+        name=gateway.partition("://")[2] if wanted.server else OURS,
+        target=Target(urls=(gateway,), model=model, headers=sent),
+        salt=f"{salt} 1",
+    )
+    if wanted.beside is None:
+        return (first,)
+    is_in_turn = wanted.beside == ROUND_ROBIN
+    if not is_in_turn and "://" not in wanted.beside:
+        raise ConfigError(f"--beside {wanted.beside}: {ROUND_ROBIN}, or a URL like http://127.0.0.1:10001")
+    urls = _pods(wanted, mesh) if is_in_turn else (_base(wanted.beside),)
+    name = ROUND_ROBIN if is_in_turn else urls[0].partition("://")[2]
+    return (first, Arm(name=name, target=Target(urls=urls, model=model, headers=sent), salt=f"{salt} 2"))
+
+
+def _mesh(wanted: Wanted) -> ReadyMesh | None:
+    """The running mesh, where the command line leaves something to it."""
+    is_needed = wanted.server is None or (wanted.beside == ROUND_ROBIN and not wanted.endpoints)
+    return running_mesh(wanted.ready_file) if is_needed else None
+
+
+def _pods(wanted: Wanted, mesh: ReadyMesh | None) -> tuple[str, ...]:
+    pods = tuple(map(str, resolve(wanted.endpoints))) if wanted.endpoints else mesh.endpoints if mesh else ()
+    if not pods:
+        raise ConfigError(f"--beside {ROUND_ROBIN}: no `kvmesh up` runs here; name the pods with --endpoints")
+    return tuple(f"http://{pod}" for pod in pods)
+
+
+def _base(url: str) -> str:
+    """A URL without a path; clients' SDKs are given one with /v1."""
+    named = url if "://" in url else f"http://{url}"
+    return named.rstrip("/").removesuffix("/v1")

@@ -1,0 +1,60 @@
+"""What `make` shows while pip installs: how far it is on a terminal, elsewhere a line for each step."""
+
+import sys
+
+import pytest
+
+from tools.install_progress import Progress, run, shown_lines
+
+PIP = """\
+Looking in indexes: https://example.org
+Collecting aiohttp==3.14 (from -r lock)
+  Downloading aiohttp-3.14-py3-none-any.whl (1 kB)
+Requirement already satisfied: attrs==26 in /venv (from -r lock)
+Installing collected packages: aiohttp, rich, kvmesh
+Successfully installed aiohttp-3.14 rich-15 kvmesh-0.1
+"""
+Captured = pytest.CaptureFixture[str]
+
+
+def test_the_steps_are_read_from_what_pip_says() -> None:
+    progress, words = Progress(), []
+    for line in PIP.splitlines():
+        progress = progress.after(line)
+        words.append(progress.words(installed=2))
+
+    assert list(shown_lines(iter(words))) == [
+        "fetching packages",
+        "fetching packages: 1 (aiohttp)",
+        "fetching packages: 2 (attrs)",
+        "installing 3 packages: 2 done",
+    ]
+
+
+def pip(output: str, status: int = 0) -> list[str]:
+    return [sys.executable, "-S", "-c", f"import sys; sys.stdout.write({output!r}); sys.exit({status})"]
+
+
+def test_without_a_terminal_there_are_lines_and_no_control_characters(capsys: Captured) -> None:
+    assert run(pip(PIP), what="kvmesh", is_terminal=False, installed=lambda: 0) == 0
+    lines = capsys.readouterr().out.splitlines()
+
+    assert lines[-2] == "kvmesh: installing 3 packages"
+    assert lines[-1].startswith("kvmesh: done in ")
+    assert all(line.isprintable() for line in lines)
+
+
+def test_on_a_terminal_one_line_is_written_over(capsys: Captured) -> None:
+    assert run(pip(PIP), what="kvmesh", is_terminal=True, installed=lambda: 0) == 0
+    shown = capsys.readouterr().out
+
+    assert shown.count("\n") == 1
+    assert all(len(each) <= 79 for each in shown.split("\r"))
+
+
+def test_what_pip_said_is_shown_where_it_fails(capsys: Captured) -> None:
+    assert run(pip("Collecting nothing\nno space left\n", 3), what="x", is_terminal=False, installed=lambda: 0) == 3
+    shown = capsys.readouterr()
+
+    assert shown.err.splitlines() == ["Collecting nothing", "no space left"]
+    assert "done" not in shown.out
