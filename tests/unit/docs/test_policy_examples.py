@@ -19,7 +19,10 @@ OTHERS = (
     "event_sources:",
 )
 # page -> what the command warns of there, and the page says itself
-WARNED = {"reference/policy-precedence.md": ["spec.failureMode"], "reference/policy.md": ["spec.disaggregation.enabled"]}
+WARNED = {
+    "reference/policy-precedence.md": ["spec.failureMode"],
+    "reference/policy.md": ["spec.disaggregation.enabled"],
+}
 
 
 def blocks() -> list[tuple[str, str]]:
