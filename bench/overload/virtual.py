@@ -38,13 +38,13 @@ from bench.overload.script import Job, Outcome, Request
 from bench.overload.summary import RunSummary, summarise
 from bench.overload.tables import WIDTH, tables
 from bench.overload.verdicts import order, verdicts
-from bench.overload.virtual_loop import run
 from bench.overload.virtual_picker import VirtualPicker
 from bench.overload.virtual_pods import MODEL, Texts, VirtualPods
 from bench.prompts import vocabulary_words
 from bench.routing.arms import picker_arm
 from extproc.policy.inference_policy import read_policy_file
 from extproc.policy.merged_policy import pick_policy
+from extproc.replay_log.virtual_loop import run
 from podsim.model_folder import TINY_MODEL, load_model_folder
 
 BETWEEN_SECONDS = 6.0  # of two loads: the picker forgets what it has just sent where

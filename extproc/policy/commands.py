@@ -23,6 +23,13 @@ policy = typer.Typer(no_args_is_help=True, help="What InferencePolicies come to.
 app.add_typer(policy, name="policy", help="What InferencePolicies come to.")
 
 
+def _existing(files: list[Path]) -> list[Path]:
+    for file in files:
+        if str(file) != "-" and not file.exists():
+            raise typer.BadParameter(f"{str(file)!r} does not exist")
+    return files
+
+
 @policy.command("explain")
 @takes_settings
 def explain(
@@ -52,6 +59,14 @@ def explain(
         typer.Option(help="With --folder or --kubernetes: namespace whose policies without targetRefs are mesh-wide."),
     ] = "istio-system",
     json: Annotated[bool, typer.Option("--json", help="Print JSON with stable field names.")] = False,
+    resource: Annotated[
+        bool,
+        typer.Option(
+            "--resource",
+            help="Print each pool's merged policy as one InferencePolicy in YAML, to be applied; comments say "
+            "where each field is from.",
+        ),
+    ] = False,
     timeout_ms: Annotated[
         float, typer.Option(min=1, help="Milliseconds to wait for the picker, folder or cluster.")
     ] = 5000,
@@ -62,7 +77,7 @@ def explain(
     """
     from rich.console import Console
 
-    from extproc.policy.view import ask_picker, explain_snapshot, is_all_in_force, render, render_overview
+    from extproc.policy.view import ask_picker, explain_snapshot, is_all_in_force, render, render_overview, resources_of
 
     try:
         if folder is not None or kubernetes:
@@ -72,7 +87,9 @@ def explain(
             answer = asyncio.run(ask_picker(url, target, timeout_seconds=timeout_ms / 1000, login=login))
     except KvmeshError as error:
         _fail("explain", error)
-    if json:
+    if resource:
+        typer.echo(resources_of(answer), nl=False)
+    elif json:
         _print_json(answer)
     else:
         console = Console(highlight=False)
@@ -86,29 +103,41 @@ def explain(
 @policy.command("check")
 def check(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE…", exists=True, dir_okay=False, help="YAML or JSON files.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE…", callback=_existing, help="YAML or JSON files, folders of such, or - for stdin."
+        ),
     ],
+    root_namespace: Annotated[
+        str, typer.Option(help="Namespace whose policies without targetRefs are mesh-wide.")
+    ] = "istio-system",
     json: Annotated[bool, typer.Option("--json", help="Print JSON with stable field names.")] = False,
+    resource: Annotated[
+        bool,
+        typer.Option(
+            "--resource",
+            help="Print the policies as custom resources in YAML, and what is to be said of them to stderr.",
+        ),
+    ] = False,
 ) -> None:
-    """Read policies as the picker does, and say what is wrong (exit code 1) or doubtful (0), with the field's path.
+    """Read policies as the picker does, and say what is wrong (exit code 1) or doubtful (0), with file, line and path.
 
-    Each document is judged by itself; whether they agree is what `explain --folder` shows.
+    A policy may be an InferencePolicy, its `spec` alone, or the content of `spec`, as `--policy` takes it. Where the
+    files have pools, too, all documents are also judged together: missing targets, policies that contradict.
     """
-    from extproc.policy.view import check_files
-    from kvmesh.plain_text import printable
+    from extproc.policy.check import check_texts, texts_of
+    from extproc.policy.check_view import check_lines, check_resources
 
-    found = list(check_files(files))
+    texts = texts_of(files, stdin=sys.stdin.buffer.read)
+    found = check_texts(texts, root_namespace=root_namespace, now=datetime.now(UTC))
+    if resource:
+        typer.echo(check_resources(found), nl=False)
     if json:
-        _print_json(found)
+        _print_json([each.shown() for each in found])
     else:
-        for verdict in found:
-            name = " ".join(part for part in (verdict["file"], verdict["document"]) if part)
-            lines = [f"ERROR {verdict['error']}"] if verdict["error"] else ["ok"]
-            for line in [*lines, *(f"warning {warning}" for warning in verdict["warnings"])]:
-                typer.echo(printable(f"{name}: {line}"))
-        if not found:
-            typer.echo("no policies in these files")
-    if any(verdict["error"] for verdict in found):
+        for line in check_lines(found):
+            typer.echo(line, err=resource)
+    if any(each.is_wrong for each in found):
         raise typer.Exit(FAILURE)
 
 

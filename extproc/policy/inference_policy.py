@@ -99,7 +99,7 @@ def read_policy_file(document: object) -> dict[str, Any]:
     """
     if isinstance(document, Mapping) and not RESOURCE.isdisjoint(document):
         document = document["spec"] if set(document) == {"spec"} else _top_level({"metadata": {}, **document})["spec"]
-    fields = _read_settings({} if document is None else document)
+    fields = read_settings({} if document is None else document)
     for name in ("targetRefs", "hosts"):
         if name in fields:
             message = (
@@ -111,10 +111,11 @@ def read_policy_file(document: object) -> dict[str, Any]:
 
 def read_section(name: str, document: object) -> dict[str, Any]:
     """Return the fields of a file with one section of `spec` by itself. Raise PolicyDocumentError."""
-    return _read_settings({name: {} if document is None else document})
+    return read_settings({name: {} if document is None else document})
 
 
-def _read_settings(document: object) -> dict[str, Any]:
+def read_settings(document: object) -> dict[str, Any]:
+    """Return the fields that a `spec` gives, and say of one in the former format that it is one."""
     try:
         return read_spec(document)
     except PolicyDocumentError:

@@ -1,9 +1,8 @@
-"""`kvmesh policy explain` and `check`: gets merged policies from a picker or a folder, and shows them."""
+"""`kvmesh policy explain`: gets merged policies from a picker or a folder, and shows them."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,22 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from extproc.errors import ConfigError, KvmeshError
-from extproc.policy.inference_extension import read_model_rewrite, read_objective
-from extproc.policy.inference_policy import KIND, parse_inference_policy
+from extproc.policy.inference_policy import KIND
 from extproc.policy.mesh_policy import MeshPolicy, PolicyTargetError
 from extproc.policy.model_tokens import NOT_SEEN
-from extproc.policy.warnings import warnings
+from extproc.policy.resource import explained_spec, resource_text, target_of
 from kvmesh.admin.admin_login import AdminLogin
-from kvmesh.documents.document_files import DocumentFileError, read_documents
-from kvmesh.documents.documents import Document, DocumentSource, Snapshot, document_key
+from kvmesh.documents.documents import DocumentSource, Snapshot
 from kvmesh.plain_text import printable
-
-READERS: Mapping[str, Callable[[Document], object]] = {
-    KIND: parse_inference_policy,
-    "InferenceObjective": read_objective,
-    "InferenceModelRewrite": read_model_rewrite,
-}
-
 
 SEEN = {"folder": "from its folder", "pods": "from its pods", "text": "none in its last prompts, only text"}
 
@@ -107,40 +97,6 @@ def is_all_in_force(answer: Mapping[str, Any]) -> bool:
     return accepted and not answer["problems"] and not any(pool["not_in_force"] for pool in pools)
 
 
-def check_files(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield what is to be said of each policy document in these files; others are passed over.
-
-    Shape: {"file", "document" ("Kind namespace/name"), "error" or "", "warnings": [...]}.
-    """
-    for path in paths:
-        try:
-            documents = _documents(path)
-        except ConfigError as error:
-            yield {"file": str(path), "document": "", "error": str(error), "warnings": []}
-            continue
-        for document in documents:
-            kind = document.get("kind")
-            if kind in READERS:
-                yield {"file": str(path), "document": str(document_key(document)), **_verdict(document, str(kind))}
-
-
-def _verdict(document: Document, kind: str) -> dict[str, Any]:
-    try:
-        READERS[kind](document)
-    except ConfigError as error:
-        return {"error": str(error), "warnings": []}
-    return {"error": "", "warnings": warnings(parse_inference_policy(document)) if kind == KIND else []}
-
-
-def _documents(path: Path) -> tuple[Document, ...]:
-    try:
-        return read_documents(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}") from error
-    except DocumentFileError as error:
-        raise ConfigError(str(error)) from error
-
-
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +116,28 @@ def render(answer: Mapping[str, Any], *, console: Console) -> None:
     if not answer["pools"]:
         console.print(Text("this leads to no pool"))
     _print_problems(answer["problems"], console)
+
+
+def resources_of(answer: Mapping[str, Any]) -> str:
+    """Return each pool's merged policy as a custom resource for that pool alone, to be pasted."""
+    return "---\n".join(_resource_of(pool) for pool in answer["pools"])
+
+
+def _resource_of(pool: Mapping[str, Any]) -> str:
+    namespace, _, name = pool["pool"].rpartition("/")
+    spec, words = explained_spec(pool["fields"])
+    refs = target_of(pool["kind"], name)
+    sources = ", ".join(policy["policy"] for policy in pool["policies"]) or "no policy: all is default"
+    return resource_text(
+        {"targetRefs": refs, **spec} if refs else spec,
+        name=name or "policy",
+        namespace=namespace,
+        head=[
+            f"What holds at {pool['kind']} {pool['pool']}, merged of {sources}",
+            *(f"not in force: {fault['policy']}: {fault['because']}" for fault in pool["not_in_force"]),
+        ],
+        words=words,
+    )
 
 
 def render_overview(answer: Mapping[str, Any], *, console: Console) -> None:

@@ -307,9 +307,15 @@ class ReadResponse:
                 self._last_token_at = time.time()
                 if self._first_token_at is None:
                     self._first_token_at = self._last_token_at
+                    self._tell_first_token(self._first_token_at)
             if end_of_stream and self._trace is not None and not self._usage.gave_up:
                 self._trace.usage = self._usage.usage()  # now: its exchange ends before this response's stream may
         return content if self._rewriter is None else self._rewriter.feed(content, end_of_stream=end_of_stream)
+
+    def _tell_first_token(self, at: float) -> None:
+        """Tell the trace of the first token of a stream: `at` in unix seconds."""
+        if self._trace is not None and self._is_stream and self._plan.promise is not None:
+            self._trace.first_token_seconds = max(at - self._plan.promise.arrived_at, 0.0)
 
     @property
     def holds_back(self) -> bool:

@@ -121,6 +121,7 @@ class RequestTrace:
         "_started_at",
         "_started_unix_ns",
         "_watch",
+        "first_token_seconds",
         "phases",
         "prompt_key",
         "queued_seconds",
@@ -150,6 +151,7 @@ class RequestTrace:
         self.phases: dict[str, float] = {}
         self.queued_seconds: float | None = None
         self.usage: Usage | None = None  # as read from the response
+        self.first_token_seconds: float | None = None  # from the request's arrival, likewise
         self._headers_at: float | None = None
         self._settled_at: float | None = None
         self._is_told = False
@@ -233,6 +235,7 @@ class RequestTrace:
             seconds_to_headers=headers - began if headers is not None else None,
             seconds=self._watch.clock() - began,
             usage=self.usage,
+            first_token_seconds=self.first_token_seconds,
             legs=self._legs,
             span=self.span,
         )

@@ -69,6 +69,7 @@ class AccessRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     unserved: bool = False
     headers_us: int | None = None  # from the request's arrival here to the answer's headers
     ended_us: int | None = None  # from the request's arrival here to the end of its exchange
+    first_token_us: int | None = None  # from the request's arrival here, of a stream that was read
     realised_cached_tokens: int | None = None
     realised_prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -144,6 +145,8 @@ def add_end(line: AccessRecord, ended: Ended) -> None:
     line.ended_us = int(ended.seconds * MICROSECONDS)
     if ended.seconds_to_headers is not None:
         line.headers_us = int(ended.seconds_to_headers * MICROSECONDS)
+    if ended.first_token_seconds is not None:
+        line.first_token_us = int(ended.first_token_seconds * MICROSECONDS)
     if ended.legs:
         began = min(leg.began_seconds for leg in ended.legs)
         line.prefill_us = int((max(leg.began_seconds + leg.seconds for leg in ended.legs) - began) * MICROSECONDS)

@@ -116,6 +116,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     seconds_to_headers: float | None  # from the request's arrival here; None: no answer came
     seconds: float  # from the request's arrival here
     usage: Usage | None = None  # where the response was read here: a sample, short ones, tenants with quotas
+    first_token_seconds: float | None = None  # from the request's arrival here; None: no stream, or it was not judged
     legs: tuple[LegEnd, ...] = ()  # in the order in which they ended; at most one has `answered`
     span: SpanContext | None = None
 

@@ -77,6 +77,17 @@ def read_documents(text: bytes) -> tuple[Document, ...]:
 
 def all_documents(text: bytes) -> list[dict[str, Any]]:
     """Return every document of a file as it is written, lists unpacked; each has apiVersion, kind and a name."""
+    values = all_values(text)
+    return [each for place, item in enumerate(values) for each in _unpacked(item, f"document {place + 1}")]
+
+
+def read_document(value: Any, *, where: str) -> tuple[Document, ...]:
+    """Return what `read_documents` returns of a file with this one value, several of a list of documents."""
+    return tuple(found for each in _unpacked(value, where) if (found := _of_our_kinds(each)) is not None)
+
+
+def all_values(text: bytes) -> list[Any]:
+    """Return what each document of a file says, whatever it is, as plain values; empty ones are left out."""
     if len(text) > MAX_BYTES:
         raise DocumentFileError(f"is {len(text)} bytes long; at most {MAX_BYTES} are read")
     try:
@@ -91,8 +102,7 @@ def all_documents(text: bytes) -> list[dict[str, Any]]:
     except (ValueError, RecursionError, OverflowError) as error:
         raise DocumentFileError(str(error) or type(error).__name__) from None
     budget = [_MAX_NODES]
-    documents = [_plain(each, f"document {place + 1}", budget, 0) for place, each in enumerate(loaded)]
-    return [each for place, item in enumerate(documents) for each in _unpacked(item, f"document {place + 1}")]
+    return [_plain(each, f"document {place + 1}", budget, 0) for place, each in enumerate(loaded)]
 
 
 def _check_size(text: bytes) -> None:

@@ -1,4 +1,4 @@
-"""`kvmesh policy explain` and `check`: who says what, and over whom."""
+"""`kvmesh policy explain`: who says what, and over whom."""
 
 import asyncio
 from collections.abc import Callable
@@ -230,32 +230,6 @@ def test_nothing_from_documents_is_shown_as_markup_or_control_characters(tmp_pat
     assert "\x1b" not in shown
     assert "[red]" in shown
     assert code == 0
-
-
-def test_check_judges_each_document_of_each_file_by_itself(tmp_path: Path) -> None:
-    bad = inference_policy("a/bad", {"scoring": {"weights": {"prefx": 1}}})
-    doubtful = inference_policy("a/doubtful", {"prefixCache": {"minimumHitRatio": 0.99}})
-    folder_with(tmp_path, MESH, bad, doubtful, POOL, objective("a/chat", pool="llama", priority=1))
-    (tmp_path / "broken.yaml").write_text("a: [", encoding="utf-8")
-    code, shown = run("check", str(tmp_path / "all.yaml"), str(tmp_path / "broken.yaml"))
-    lines = [line.removeprefix(f"{tmp_path}/") for line in shown.splitlines()]
-    assert code == 1
-    assert lines[:3] == [
-        "all.yaml InferencePolicy istio-system/mesh: ok",
-        "all.yaml InferencePolicy a/bad: ERROR spec.scoring.weights.prefx: unknown field; "
-        "the nearest valid one is 'prefix'",
-        "all.yaml InferencePolicy a/doubtful: ok",
-    ]
-    assert lines[3].startswith("all.yaml InferencePolicy a/doubtful: warning spec.prefixCache.minimumHitRatio: ")
-    assert lines[4] == "all.yaml InferenceObjective a/chat: ok"
-    assert lines[5].startswith("broken.yaml: ERROR line ")
-    code, shown = run("check", "--json", str(tmp_path / "all.yaml"))
-    assert [(each["document"], bool(each["error"])) for each in msgspec.json.decode(shown)] == [
-        ("InferencePolicy istio-system/mesh", False),
-        ("InferencePolicy a/bad", True),
-        ("InferencePolicy a/doubtful", False),
-        ("InferenceObjective a/chat", False),
-    ]
 
 
 # --- the first snapshot of a source -----------------------------------------------------------------------------------

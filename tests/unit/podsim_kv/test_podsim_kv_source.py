@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bench.overload.virtual_loop import run
+from extproc.replay_log.virtual_loop import run
 from podsim.core.generate import prompt_seed
 from podsim.core.scheduler import EngineSettings, Generation, Scheduler
 from podsim.kv_source import KvSource

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from bench.overload.virtual_loop import run
+from extproc.replay_log.virtual_loop import run
 
 
 def test_hours_pass_in_no_time_and_timers_fire_in_their_order() -> None:

@@ -1,0 +1,126 @@
+"""The command `kvmesh policy simulate`, which is also `kvmesh simulate`. Imports late, to start fast."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from extproc.errors import ConfigError
+
+FILE_COLUMNS = 240  # of tables that go to no terminal
+LONGEST_LINE = 1 << 20
+
+app = typer.Typer()
+policy = typer.Typer(no_args_is_help=True, help="What InferencePolicies come to.")
+app.add_typer(policy, name="policy", help="What InferencePolicies come to.")
+
+
+class Output(StrEnum):
+    """How the answer is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+class ClassesBy(StrEnum):
+    """What a request's class is replayed by."""
+
+    LOG = "log"
+    RULES = "rules"
+
+
+@app.command("simulate")
+@policy.command("simulate")
+def simulate(
+    policy_file: Annotated[
+        Path,
+        typer.Option("--policy", metavar="FILE", help="The policy that is asked about, as `policy check` takes it."),
+    ],
+    trace: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="FILE", help="Access log or audit of a picker; may be repeated, such as for rotated files."
+        ),
+    ],
+    beside: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A second policy to compare with, such as the present one.")
+    ] = None,
+    pool: Annotated[
+        str | None, typer.Option(metavar="NAMESPACE/NAME", help="Of several pools in the log, the one to replay.")
+    ] = None,
+    pods: Annotated[int | None, typer.Option(min=1, max=1000, help="Pods. Default: as many as the log shows.")] = None,
+    pod: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=NUMBER,…",
+            help="What a pod does, in place of what the log shows: prefill (prompt tokens a second), step-ms, "
+            "stream-us (of each stream, on top), base-ms (of each request, on top), running (most at a time, 256), "
+            "step-tokens (of a step, 2048), cache-tokens (500000).",
+        ),
+    ] = "",
+    classes: Annotated[
+        ClassesBy,
+        typer.Option(
+            help="log: each request has the class that it had. rules: what the policy's rules say that look at path "
+            "and model alone."
+        ),
+    ] = ClassesBy.LOG,
+    audit_key_file: Annotated[
+        Path | None,
+        typer.Option(help="The pickers' own, so that quotas that name tenants find them among the log's hashes."),
+    ] = None,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TABLE,
+) -> None:
+    """Replay recorded traffic under a policy: who would have been served, refused, held back or degraded?
+
+    The picker's own admission, queue, shedding, degradation, quotas and model rules decide, in virtual time; the pods
+    are simulated, with the step times that the log shows. What the simulation does not know is in docs/limits.md.
+    """
+    from extproc.replay_log.policy_file import read_policy, tenant_names
+    from extproc.replay_log.question import Candidate, answer, read_pod
+    from extproc.replay_log.read_log import read_log
+
+    candidates = [Candidate(name, *read_policy(path)) for name, path in _named(policy_file, beside)]
+    log = read_log(chain.from_iterable(map(_lines, trace)), pool=pool, where=", ".join(map(str, trace)))
+    finding = answer(
+        log,
+        candidates,
+        names=tenant_names(audit_key_file, [each.policy for each in candidates]),
+        pod=read_pod(pod),
+        pods=pods,
+        by_rules=classes is ClassesBy.RULES,
+    )
+    if output is Output.JSON:
+        import msgspec
+
+        typer.echo(msgspec.json.format(msgspec.json.encode(finding.shown())).decode())
+        return
+    from rich.console import Console
+
+    from extproc.replay_log.finding_view import render
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_COLUMNS
+    render(finding, console=console)
+
+
+def _named(policy_file: Path, beside: Path | None) -> list[tuple[str, Path]]:
+    """Return the policies by the names under which they are shown: those of their files."""
+    if beside is None:
+        return [(policy_file.stem, policy_file)]
+    if beside.stem == policy_file.stem:
+        return [(str(beside), beside), (str(policy_file), policy_file)]
+    return [(beside.stem, beside), (policy_file.stem, policy_file)]
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(LONGEST_LINE):
+                yield line
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None

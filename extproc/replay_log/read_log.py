@@ -1,0 +1,99 @@
+"""The access log, read back: the decisions of one pool in the order of their arrivals.
+
+An audit is read likewise: its further kinds of lines and fields are passed over; whether it is whole is
+`kvmesh audit verify`'s concern.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from extproc.errors import ConfigError
+from extproc.records.access_log import MICROSECONDS, AccessRecord
+from extproc.records.audit_chain import DECISION, GAP
+
+ROUTED, REFUSED, ABANDONED, FAILED_OPEN = "routed", "refused", "abandoned", "failed-open"
+_LINE = msgspec.json.Decoder(AccessRecord)
+
+
+class _Kind(msgspec.Struct):
+    kind: str = ""
+    dropped: int = 0
+
+
+_KIND = msgspec.json.Decoder(_Kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """What was recorded of one pool."""
+
+    records: tuple[AccessRecord, ...]  # by arrival
+    notes: tuple[str, ...] = ()  # what the log itself says is missing
+    began: float = 0.0  # unix seconds of the first arrival
+
+
+@dataclass(slots=True)
+class _Read:
+    records: list[AccessRecord] = field(default_factory=list)
+    unread: int = 0
+    dropped: int = 0
+    lines: int = 0
+
+
+def arrived_at(record: AccessRecord) -> float:
+    """Return the unix seconds at which a request had arrived."""
+    return record.at - record.decided_us / MICROSECONDS
+
+
+def read_log(lines: Iterable[bytes], *, pool: str | None, where: str) -> Log:
+    """Read the lines of one or more files. Raise ConfigError where there is nothing to replay, or several pools."""
+    found = _read(lines)
+    if not found.records:
+        why = f"{found.lines} lines, none of which is a decision" if found.lines else "it is empty"
+        raise ConfigError(f"{where}: no access log of a picker (--access-log-file, --audit): {why}")
+    pools = Counter(record.pool for record in found.records if record.class_ is not None)
+    if pool is None and len(pools) > 1:
+        names = ", ".join(f"{name or '(static)'} ({count})" for name, count in pools.most_common())
+        raise ConfigError(f"{where}: there are several pools in it, of which --pool takes one: {names}")
+    chosen = pool if pool is not None else next(iter(pools), "")
+    own = [record for record in found.records if record.pool == chosen]
+    unasked = sum(record.class_ is None for record in own)
+    records = sorted((record for record in own if record.class_ is not None), key=arrived_at)
+    if not records:
+        raise ConfigError(f"{where}: no request of the pool {chosen!r} in it; there are {', '.join(pools) or 'none'}")
+    return Log(records=tuple(records), notes=tuple(_notes(found, records, unasked)), began=arrived_at(records[0]))
+
+
+def _read(lines: Iterable[bytes]) -> _Read:
+    found = _Read()
+    for line in lines:
+        if not line.strip():
+            continue
+        found.lines += 1
+        try:
+            kind = _KIND.decode(line)
+            if kind.kind == DECISION:
+                found.records.append(_LINE.decode(line))
+            elif kind.kind == GAP:
+                found.dropped += kind.dropped
+        except msgspec.DecodeError:
+            found.unread += 1
+    return found
+
+
+def _notes(found: _Read, records: list[AccessRecord], unasked: int) -> Iterator[str]:
+    if found.unread:
+        yield f"{found.unread} lines could not be read"
+    if found.dropped:
+        yield f"{found.dropped} requests are missing: the picker dropped their lines"
+    if unasked:
+        yield f"{unasked} requests are left out: they were refused before they were read"
+    shares = {record.share for record in records if record.share is not None}
+    if shares:
+        yield (
+            f"only a share of the requests is in the log (auditShare {min(shares):g}): the load that is replayed is "
+            "smaller than it was, and fewer are refused than would be"
+        )

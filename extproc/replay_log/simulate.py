@@ -1,0 +1,217 @@
+"""Replays recorded arrivals under a policy: what becomes of each request, in virtual time.
+
+Deciding is the picker's own code with the loop's clock; the pods are `simulated_pod`. The same arrivals and policy give
+the same result each time.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from extproc.choosing.decision import Decision
+from extproc.errors import PickError
+from extproc.ext_proc.exchange import RequestFacts
+from extproc.models.models import ModelTable, ServedModel, TokensFrom
+from extproc.pick import pick
+from extproc.pods.endpoint import EndpointModels
+from extproc.policy.priority import ClassRule, PriorityPolicy
+from extproc.policy.values import PickPolicy
+from extproc.records.access_log import AccessRecord
+from extproc.records.request_events import Decided, Ended
+from extproc.replay_log.arrivals import Arrival
+from extproc.replay_log.fates import ABANDONED, REFUSED, SERVED, Fate
+from extproc.replay_log.simulated_pod import Generation, PodPace
+from extproc.replay_log.simulated_pool import SimulatedPods, SimulatedPool
+from extproc.replay_log.virtual_loop import run
+
+TENANT_HEADER = "x-tenant"
+LEAD_SECONDS = 1.0  # before the first request: the pods have reported
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")  # of the body, which degradation lowers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The pods that the requests go to."""
+
+    addresses: tuple[str, ...]
+    pace: PodPace
+    models: Mapping[str, EndpointModels]  # what each serves, as far as the log shows it
+
+
+def simulate(
+    arrivals: Sequence[Arrival], *, policy: PickPolicy, models: ModelTable, fleet: Fleet, by_rules: bool
+) -> list[Fate]:
+    """Return what becomes of each request, in the order of their arrivals. `by_rules`: see `replayed_policy`."""
+    replayed = replayed_policy(policy, by_rules=by_rules)
+    return run(_play(arrivals, policy=replayed, models=models, fleet=fleet, by_rules=by_rules))
+
+
+def replayed_policy(policy: PickPolicy, *, by_rules: bool) -> PickPolicy:
+    """Return the policy as far as a log lets it be replayed.
+
+    The class is the one that the log has, where the policy has one of that name. With `by_rules` it is what the rules
+    say that look at path and model alone; headers and claims are not in a log.
+    """
+    priorities = policy.priorities
+    rules = tuple(rule for rule in priorities.rules if not rule.headers and not rule.claims) if by_rules else ()
+    trusting: tuple[ClassRule, ...] = tuple(msgspec.structs.replace(rule, trust_objective=False) for rule in rules)
+    known: PriorityPolicy = replace(
+        priorities, rules=trusting, objectives={}, trust_objective=True, tenant_claim="", tenant_header=TENANT_HEADER
+    )
+    return replace(policy, priorities=known)
+
+
+def model_table(models: ModelTable, records: Sequence[AccessRecord]) -> ModelTable:
+    """Return the policy's models, and those that the log has where the policy declares none."""
+    if models.served:
+        return models
+    names = dict.fromkeys(record.served_model for record in records if record.served_model)
+    served = tuple(ServedModel(name=name, tokens_from=TokensFrom.TEXT) for name in names)
+    return replace(models, served=served)
+
+
+def models_by_pod(records: Sequence[AccessRecord]) -> Mapping[str, EndpointModels]:
+    """Return what each pod has served; empty where all have served the same, or nothing with a name."""
+    found: dict[str, set[str]] = {}
+    for record in records:
+        if record.endpoint is not None and record.served_model:
+            found.setdefault(record.endpoint, set()).add(record.served_model)
+    if len({frozenset(names) for names in found.values()}) <= 1:
+        return {}
+    return {address: EndpointModels(models=frozenset(names), adapters={}) for address, names in found.items()}
+
+
+async def _play(
+    arrivals: Sequence[Arrival], *, policy: PickPolicy, models: ModelTable, fleet: Fleet, by_rules: bool
+) -> list[Fate]:
+    clock = asyncio.get_running_loop().time
+    seen = _Seen()
+    pods = SimulatedPods(fleet.addresses, fleet.pace, models=fleet.models, clock=clock)
+    pool = SimulatedPool(pods, arrivals, policy=policy, models=models, observer=seen, clock=clock)
+    player = _Player(pods, pool, by_rules=by_rules)
+    reports = asyncio.ensure_future(pods.scrape(pool.books))
+    try:
+        async with asyncio.TaskGroup() as requests:
+            for arrival in arrivals:
+                await asyncio.sleep(max(LEAD_SECONDS + arrival.at - clock(), 0.0))
+                requests.create_task(player.play(arrival))
+        await asyncio.sleep(0)  # observers are told after the answer
+    finally:
+        reports.cancel()
+        await asyncio.gather(reports, return_exceptions=True)
+        pool.close()
+    return [_fate(arrival, seen.decided_of[arrival.number], player.answers.get(arrival.number)) for arrival in arrivals]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Answer:
+    arrived_at: float
+    generation: Generation
+
+
+class _Player:
+    """Sends requests, and keeps their answers."""
+
+    def __init__(self, pods: SimulatedPods, pool: SimulatedPool, *, by_rules: bool) -> None:
+        self._pods = pods
+        self._pool = pool
+        self._by_rules = by_rules
+        self.answers: dict[int, _Answer] = {}
+
+    async def play(self, arrival: Arrival) -> None:
+        """Send one request, and wait for its answer."""
+        clock = self._pool.runtime.clock
+        arrived_at = clock()
+        try:
+            async with asyncio.timeout(arrival.patience_seconds):
+                exchange = await pick(_facts(arrival, by_rules=self._by_rules), _body(arrival), self._pool.runtime)
+        except (PickError, TimeoutError):
+            return  # the observer has been told
+        address = exchange.endpoints[0]
+        generation = Generation(
+            prompt_tokens=arrival.prompt_tokens,
+            cached_tokens=arrival.cached_tokens,
+            output_tokens=_capped(exchange.body, arrival.output_tokens),
+            arrived_at=clock(),
+        )
+        self.answers[arrival.number] = _Answer(arrived_at=arrived_at, generation=generation)
+        try:
+            if arrival.stream:
+                exchange.responded(status=200, served_by=address, from_pod=True)
+            await self._pods.answer(address, generation)
+            if not arrival.stream:
+                exchange.responded(status=200, served_by=address, from_pod=True)
+            if exchange.plan.quota is not None:
+                self._pool.books.generated(exchange.plan.quota, generation.produced)
+        finally:
+            exchange.finish()
+
+
+class _Seen:
+    """Keeps what was decided of each request. Implements `request_events.RequestObserver`."""
+
+    def __init__(self) -> None:
+        self.decided_of: dict[int, Decided] = {}
+
+    def decided(self, decided: Decided, /) -> None:
+        self.decided_of[int(decided.record.facts.request_id)] = decided
+
+    def ended(self, ended: Ended, /) -> None: ...
+
+
+def _facts(arrival: Arrival, *, by_rules: bool) -> RequestFacts:
+    return RequestFacts(
+        method="POST",
+        path=_path(arrival),
+        objective=None if by_rules else arrival.class_name,
+        request_id=str(arrival.number),
+        headers={TENANT_HEADER: arrival.tenant, "content-type": "application/json"},
+    )
+
+
+def _path(arrival: Arrival) -> str:
+    """Return the request's own path where its body can be made anew, which rules may look at."""
+    return arrival.path if arrival.api in ("chat-completions", "completions", "messages") else "/v1/completions"
+
+
+def _body(arrival: Arrival) -> bytes:
+    """Return a body that says what the log has of the request: all but its prompt."""
+    text = f"request {arrival.number}"
+    is_chat = arrival.api in ("chat-completions", "messages")
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+    limit = {"max_tokens": arrival.max_tokens or arrival.output_tokens}
+    model = {"model": arrival.model} if arrival.model else {}
+    return msgspec.json.encode({**model, **prompt, **limit, "stream": arrival.stream, "user": str(arrival.number)})
+
+
+def _capped(body: bytes | None, output_tokens: int) -> int:
+    """Return the output that is left where the load has lowered it."""
+    if body is None:
+        return output_tokens
+    given = msgspec.json.decode(body)
+    return min([output_tokens, *(int(given[name]) for name in LIMITS if given.get(name) is not None)])
+
+
+def _fate(arrival: Arrival, decided: Decided, answer: _Answer | None) -> Fate:
+    record, outcome = decided.record, decided.record.outcome
+    request_class = record.asked.request_class if record.asked is not None else None
+    left = answer is None and isinstance(outcome, PickError) and outcome.reason == "client-left"
+    fate = Fate(
+        class_name=request_class.class_name if request_class is not None else arrival.class_name,
+        tenant=arrival.tenant,
+        outcome=SERVED if answer is not None else ABANDONED if left else REFUSED,
+        reason="" if isinstance(outcome, Decision) or left else outcome.reason,
+        waited_seconds=decided.queued_seconds or 0.0,
+        steps=record.asked.steps if record.asked is not None else (),
+        withheld=tuple(each.code for each in record.shadow),
+    )
+    generation = None if answer is None else answer.generation
+    if answer is None or generation is None or generation.first_at is None:
+        return fate
+    first_at, ended_at, inter_token = generation.first_at, generation.ended_at, None
+    if generation.produced > 1 and ended_at is not None:
+        inter_token = (ended_at - first_at) / (generation.produced - 1)
+    return replace(fate, ttft_seconds=first_at - answer.arrived_at, inter_token_seconds=inter_token)

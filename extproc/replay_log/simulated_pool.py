@@ -1,0 +1,250 @@
+"""One pool in virtual time: the picker's own path (`extproc.pick`) before pods that compute by a few numbers.
+
+Put together as `pools.pool` does it, without gRPC, Redis and HTTP. What the log cannot say is answered here: an index
+that finds of each prompt what was found when it was recorded, at every pod, and a tokenizer that knows its length.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from extproc.admission.admission_queue import AdmissionQueue
+from extproc.admission.admit_request import RequestAdmission
+from extproc.admission.asked_request import RequestReader
+from extproc.admission.degradation import Degradation
+from extproc.admission.flow_queue import FlowQueue
+from extproc.admission.pool_pressure import PoolPressure
+from extproc.choosing.choose import PoolView, RoundRobin
+from extproc.choosing.hot_prefixes import HotPrefixes
+from extproc.models.models import ModelTable
+from extproc.pods.endpoint import EndpointModels, EndpointStatus, Reachability
+from extproc.pods.endpoint_samples import TrendWatch
+from extproc.policy.values import PickPolicy
+from extproc.pools.picker_books import PickerBooks
+from extproc.pools.plan_response import Pace
+from extproc.pools.pool_runtime import PoolRuntime
+from extproc.pools.request_watch import RequestWatch
+from extproc.prefixes.prompt_match import LIVE, IndexHits
+from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
+from extproc.quotas.quota import QuotaAsk
+from extproc.quotas.shared_quotas import Quotas
+from extproc.records.request_events import RequestObserver
+from extproc.replay_log.arrivals import Arrival
+from extproc.replay_log.simulated_pod import Generation, PodPace, SimulatedPod
+from extproc.requests.request import InferenceRequest
+from extproc.slo.stream_promises import stream_promises
+from extproc.telemetry.degradation_log import DegradationLog
+from extproc.telemetry.overload_telemetry import OverloadTelemetry
+from extproc.telemetry.picker_telemetry import PickerTelemetry
+from kvmesh.blocks.source import Registry
+from kvmesh.index.prefix_match import PrefixLookup
+from kvmesh.redis.link import RedisLink
+
+SCRAPE_SECONDS = 0.2  # as `kvmesh extproc` by default
+TOKEN_BYTES = 4
+MAX_BODY_BYTES = 1 << 20
+SEED = 1
+
+
+class SimulatedPods:
+    """All pods, their reports, and who waits for which of their answers."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        pace: PodPace,
+        *,
+        models: Mapping[str, EndpointModels],
+        clock: Callable[[], float],
+    ) -> None:
+        self.pods = {address: SimulatedPod(pace) for address in addresses}
+        self.learned_adapters: Mapping[str, str] = {}
+        self._models = models
+        self._clock = clock
+        self._trends = {address: TrendWatch() for address in addresses}
+        self._statuses = {address: self._status(address) for address in addresses}
+        self._end: dict[Generation, asyncio.Future[None]] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def snapshot(self, *, now: float) -> Sequence[EndpointStatus]:  # noqa: ARG002 - reports are never too old
+        """Implements `extproc.choosing.choose.Endpoints`."""
+        return list(self._statuses.values())
+
+    async def scrape(self, books: PickerBooks) -> None:
+        """Have the pods report one after the other, until cancelled: real ones do not report all at once, either."""
+        every = SCRAPE_SECONDS / max(len(self.pods), 1)
+        while True:
+            for address in self.pods:
+                await asyncio.sleep(every)
+                status = self._statuses[address] = self._status(address)
+                assert status.load is not None, "it always reports"
+                books.reported(address, status.load, status.trend)
+
+    async def answer(self, address: str, generation: Generation) -> None:
+        """Wait until a request has been answered."""
+        loop, pod = asyncio.get_running_loop(), self.pods[address]
+        await asyncio.sleep(pod.pace.base_seconds)
+        self._end[generation] = ended = loop.create_future()
+        try:
+            pod.add(generation, now=self._clock())
+            self._set_timer(address)
+            await ended
+        finally:
+            del self._end[generation]
+            if generation.ended_at is None:
+                pod.leave(generation)
+
+    def _set_timer(self, address: str) -> None:
+        timer, ends_at = self._timers.pop(address, None), self.pods[address].ends_at
+        if timer is not None:
+            timer.cancel()
+        if ends_at is not None:
+            self._timers[address] = asyncio.get_running_loop().call_at(ends_at, self._advance, address)
+
+    def _advance(self, address: str) -> None:
+        for generation in self.pods[address].advance(now=self._clock()):
+            if (
+                generation.ended_at is not None
+                and (ended := self._end.get(generation)) is not None
+                and not ended.done()
+            ):
+                ended.set_result(None)
+        self._set_timer(address)
+
+    def _status(self, address: str) -> EndpointStatus:
+        load = self.pods[address].report(now=self._clock())
+        return EndpointStatus(
+            address=address,
+            reachability=Reachability.READY,
+            load=load,
+            trend=self._trends[address].report(load),
+            models=self._models.get(address),
+        )
+
+
+class SimulatedIndex:
+    """Finds as much of a prompt as was found when it was recorded, at every pod; and decides quotas, as Redis does."""
+
+    def __init__(self, arrivals: Sequence[Arrival], addresses: Sequence[str], quotas: Quotas) -> None:
+        self._arrivals = arrivals
+        self._addresses = tuple(addresses)
+        self._states = dict.fromkeys(addresses, LIVE)
+        self._sizes = dict.fromkeys(addresses, 1)
+        self._quotas = quotas
+
+    async def lookup(self, prompts: Sequence[TokenizedPrompt], *, quota: QuotaAsk | None = None, **_: Any) -> IndexHits:
+        """Implements `admission.prepared_request.PrefixIndex`."""
+        verdict = None
+        if quota is not None:  # one picker, so that its share is all of it
+            verdict = self._quotas.alone(quota, "simulated", was_done=False)
+        if not prompts:
+            return IndexHits(states=self._states, quota=verdict)
+        arrival = self._arrivals[int.from_bytes(prompts[0].tokens[:TOKEN_BYTES], "little")]
+        held = dict.fromkeys(self._addresses, arrival.cached_tokens) if arrival.cached_tokens else {}
+        hits = PrefixLookup(
+            matched_blocks=held,
+            block_size=self._sizes,
+            tiers={address: {"GPU": tokens} for address, tokens in held.items()},
+            endpoints={},
+            registry=Registry(version=b""),
+            indexer_alive=True,
+        )
+        return IndexHits(prompts=(hits,), states=self._states, quota=verdict)
+
+
+class SimulatedTokens:
+    """Knows how long each prompt is. Its first token is the number of the request, by which the index knows it."""
+
+    def __init__(self, arrivals: Sequence[Arrival]) -> None:
+        self._arrivals = arrivals
+
+    async def prompts(self, request: InferenceRequest, body: bytes | None, **_: Any) -> PromptTokens:  # noqa: ARG002
+        """Implements `admission.prepared_request.PromptSource`."""
+        number = int(request.user or 0)
+        tokens = number.to_bytes(TOKEN_BYTES, "little")
+        return PromptTokens(
+            prompts=(TokenizedPrompt(tokens=tokens),), estimated_tokens=self._arrivals[number].prompt_tokens
+        )
+
+
+class SimulatedPool:
+    """One replica of the picker before its pods."""
+
+    def __init__(
+        self,
+        pods: SimulatedPods,
+        arrivals: Sequence[Arrival],
+        *,
+        policy: PickPolicy,
+        models: ModelTable,
+        observer: RequestObserver,
+        clock: Callable[[], float],
+    ) -> None:
+        telemetry, priorities = PickerTelemetry(), policy.priorities
+        overload = OverloadTelemetry(telemetry.registry, classes=priorities.classes)
+        draw, degradations = random.Random(SEED).random, DegradationLog()  # noqa: S311
+        self.books = books = PickerBooks(
+            list(pods.pods),
+            policy=policy,
+            telemetry=telemetry,
+            overload=overload,
+            degradations=degradations,
+            clock=clock,
+        )
+        order = FlowQueue(priorities)
+        self._queue = AdmissionQueue(order, clock=clock, telemetry=overload)
+        books.freed = self._queue.wake
+        # its writes go nowhere: nothing runs that would send them
+        self.quotas = books.quotas = Quotas(
+            cast("RedisLink", None), hash_seed="", quotas=priorities.quotas, clock=clock
+        )
+        self.quotas.is_shadow = overload.is_shadow = priorities.shadow
+        pressure = PoolPressure(
+            policy=priorities,
+            estimates=books.estimates,
+            degradation=Degradation(priorities, on_change=overload.step_changed),
+            waiting=order,
+            clock=clock,
+            random=draw,
+        )
+        watch = RequestWatch(clock=clock, unix_ns=lambda: int(clock() * 1e9))
+        watch.observers.append(observer)
+        self.runtime = PoolRuntime(
+            name="",
+            reader=RequestReader(
+                models=models, known_models=frozenset(), policy=priorities, max_body_bytes=MAX_BODY_BYTES
+            ),
+            view=PoolView(
+                endpoints=pods,
+                bookings=books.bookings,
+                memory=books.memory,
+                health=books.health,
+                estimates=books.estimates,
+                links=books.links,
+                hot=HotPrefixes(policy.hotspot),
+                turns=RoundRobin(),
+                policy=policy,
+                random=draw,
+                promises=stream_promises(priorities),
+            ),
+            prompts=SimulatedTokens(arrivals),
+            index=SimulatedIndex(arrivals, list(pods.pods), self.quotas),
+            pressure=pressure,
+            admission=RequestAdmission(policy=priorities, pressure=pressure, queue=self._queue, clock=clock),
+            books=books,
+            telemetry=telemetry,
+            overload=overload,
+            watch=watch,
+            degradations=degradations,
+            reads=Pace(per_second=0.0, burst_seconds=0.0),
+            full=self._queue.wake_at,
+            quotas=self.quotas,
+            clock=clock,
+            recent=deque(maxlen=1),
+        )
+
+    def close(self) -> None:
+        """Let nothing wait any more."""
+        self.runtime.admission.close()

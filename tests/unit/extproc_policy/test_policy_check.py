@@ -1,0 +1,164 @@
+"""`kvmesh policy check`: the forms of a policy, the file and line of each remark, and what only all together show."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from extproc.policy.check import check_text
+from extproc.policy.commands import app
+from extproc.policy.inference_policy import parse_inference_policy
+from extproc.policy.yaml_lines import document_nodes, line_of
+from tests.unit.extproc_policy.mesh_documents import inference_policy, inference_pool, objective
+from tests.unit.extproc_policy.policy_documents import WHOLE
+
+MESH = inference_policy("istio-system/mesh", {"scoring": {"strategy": "kv-aware", "weights": {"session": 2}}})
+POOL = inference_pool("a/llama")
+
+
+def run(*arguments: str, stdin: str | None = None) -> tuple[int, list[str]]:
+    result = CliRunner().invoke(app, ["policy", "check", *arguments], input=stdin)
+    return result.exit_code, result.output.splitlines()
+
+
+def write(path: Path, *documents: Any) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump_all(documents, sort_keys=False), encoding="utf-8")
+    return str(path)
+
+
+def test_each_document_of_each_file_is_judged_with_its_place(tmp_path: Path) -> None:
+    bad = inference_policy("a/bad", {"scoring": {"weights": {"prefx": 1}}})
+    doubtful = inference_policy("a/doubtful", {"prefixCache": {"minimumHitRatio": 0.99}})
+    file = write(tmp_path / "all.yaml", MESH, bad, doubtful, objective("a/chat", pool="llama", priority=1))
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [", encoding="utf-8")
+    code, lines = run(file, str(broken))
+    text = Path(file).read_text(encoding="utf-8").splitlines()
+    assert code == 1
+    at = {word: number for number, line in enumerate(text, 1) for word in ("prefx", "minimumHitRatio") if word in line}
+    begins = [number + 1 for number, line in enumerate(text, 1) if line == "---"]
+    assert lines[:3] == [
+        f"{file}:1: InferencePolicy istio-system/mesh: ok",
+        f"{file}:{at['prefx']}: InferencePolicy a/bad: ERROR spec.scoring.weights.prefx: unknown field; "
+        "the nearest valid one is 'prefix'",
+        f"{file}:{begins[1]}: InferencePolicy a/doubtful: ok",
+    ]
+    where = f"{file}:{at['minimumHitRatio']}: InferencePolicy a/doubtful: warning spec.prefixCache.minimumHitRatio: "
+    assert lines[3].startswith(where)
+    assert lines[4] == f"{file}:{begins[2]}: InferenceObjective a/chat: ok"
+    assert lines[5].startswith(f"{broken}:2: ERROR line 2, column 1: ")
+    code, lines = run("--json", file)
+    shown = msgspec.json.decode("\n".join(lines))
+    assert [(each["document"], bool(each["error"]), each["line"]) for each in shown] == [
+        ("InferencePolicy istio-system/mesh", False, 1),
+        ("InferencePolicy a/bad", True, begins[0]),
+        ("InferencePolicy a/doubtful", False, begins[1]),
+        ("InferenceObjective a/chat", False, begins[2]),
+    ]
+    assert shown[1]["findings"][0]["path"] == "spec.scoring.weights.prefx"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("scoring: {strategy: kv-aware}", "`spec`"),
+        ("spec:\n  scoring: {strategy: kv-aware}", "`spec`"),
+        ("classes: [{name: batch, sheddable: true}]", "`spec.priorities`"),
+        ("served: [{name: org/llama}]", "`spec.models`"),
+    ],
+)
+def test_a_policy_without_its_envelope_is_taken_with_a_note_and_printed_as_a_resource(text: str, what: str) -> None:
+    (checked,) = check_text("my Policy.yaml", text.encode())
+    assert not checked.is_wrong
+    (note,) = checked.shown()["notes"]
+    assert what in note
+    assert "--resource" in note
+    code, lines = run("--resource", "-", stdin=text)
+    assert code == 0
+    printed = "\n".join(line for line in lines if not line.startswith("stdin:"))
+    (document,) = yaml.safe_load_all(printed)
+    given = yaml.safe_load(text)
+    inner = what.strip("`").split(".")
+    assert document["metadata"]["name"] == "stdin"
+    expected = given.get("spec", given)
+    assert document["spec"] == ({inner[1]: expected} if len(inner) == 2 else expected)
+
+
+def test_the_line_of_a_mistake_is_right_whatever_the_form() -> None:
+    for text, line in (
+        ("scoring:\n  weights:\n    prefix: 1\n    prefx: 2", 4),
+        ("spec:\n  quotas:\n    - {tenant: a, requestsPerMinute: 1}\n    - tenant: b\n      requestsPerMinut: 1", 5),
+        ("classes:\n  - name: chat\n    priority: 1\n  - name: batch\n    priorit: 2", 5),
+        ("# a comment\n---\n# another\nfailureMode: Fail", 4),
+    ):
+        (checked,) = check_text("one.yaml", text.encode())
+        assert [remark.line for remark in checked.remarks if remark.level == "error"] == [line], text
+
+
+def test_paths_lead_through_names_numbers_and_quoted_keys() -> None:
+    text = 'spec:\n  priorities:\n    classes:\n    - name: chat\n      ttftSeconds: 1\n  "odd key": 1\n  quotas: []\n'
+    (node,) = document_nodes(text.encode())
+    assert line_of(node, "spec.priorities.classes[chat].ttftSeconds") == 5
+    assert line_of(node, 'spec["odd key"]') == 6
+    assert line_of(node, "spec.quotas[3].tenant") == 7
+    assert line_of(node, "spec.nothing") == 1
+
+
+def test_what_is_neither_document_nor_policy_is_an_error_and_other_kinds_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    (checked,) = check_text("one.yaml", b"scorng: {strategy: kv-aware}")
+    assert "nearest valid one is 'scoring'" in checked.remarks[0].message
+    (former,) = check_text("one.yaml", b"strategy: kv-aware\n")
+    assert "in camel case" in former.remarks[0].message
+    (wrong,) = check_text("one.yaml", b"apiVersion: kvmesh.io/v1\nkind: InferencePolicy\nmetadata: {name: a}\n")
+    assert "apiVersion" in wrong.remarks[0].message
+    others = [{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}}, {"kind": "Kustomization"}]
+    assert run(write(tmp_path / "others.yaml", *others)) == (0, ["no policies in these files"])
+
+
+def test_a_folder_is_judged_as_a_whole(tmp_path: Path) -> None:
+    first = inference_policy("a/first", {"scoring": {"weights": {"session": 1}}}, InferencePool="llama")
+    second = inference_policy("a/second", {"scoring": {"weights": {"session": 2}}}, day=2, InferencePool="llama")
+    lost = inference_policy("a/lost", {"scoring": {"fallbacks": 1}}, InferencePool="llma")
+    reserved = {"classes": [{"name": "chat", "reservedShare": 0.7}, {"name": "rag", "reservedShare": 0.7}]}
+    against = inference_policy("a/against", {"priorities": reserved}, day=3, InferencePool="llama")
+    write(tmp_path / "pools.yaml", POOL)
+    write(tmp_path / "policies" / "first.yaml", first)
+    write(tmp_path / "policies" / "rest.yaml", second, lost, against)
+    write(tmp_path / "policies" / "twice.yaml", first)
+    write(tmp_path / ".hidden.yaml", inference_policy("a/hidden", {"scoring": {"weights": {"prefx": 1}}}))
+    code, lines = run(str(tmp_path))
+    said = [line.removeprefix(f"{tmp_path}/policies/") for line in lines]
+    assert code == 1
+    assert any(":" in line and "a/lost: warning InferencePool a/llma" in line for line in said), said
+    assert any("a/second: warning" in line and "a/first, of the same level, decides" in line for line in said), said
+    errors = [line for line in said if "ERROR" in line]
+    assert [line.partition(": ERROR ")[0].rpartition(" ")[2] for line in errors] == ["a/against", "a/first"]
+    assert "the reserved shares add up to 1.4" in errors[0]
+    assert "first.yaml, line 1, already" in errors[1]
+    assert "hidden" not in "".join(said)
+
+
+def test_one_file_of_a_whole_policy_comes_back_as_it_was(tmp_path: Path) -> None:
+    file = write(tmp_path / "whole.yaml", WHOLE)
+    code, lines = run("--resource", file)
+    assert code == 0, lines
+    printed = "\n".join(line for line in lines if not line.startswith(str(tmp_path)))
+    again = parse_inference_policy(yaml.safe_load(printed))
+    assert again.fields == parse_inference_policy(WHOLE).fields
+
+
+def test_a_file_that_is_not_there_is_wrong_usage() -> None:
+    code, lines = run("/nowhere/at/all.yaml")
+    assert code == 2
+    assert "does not exist" in " ".join(lines)
+
+
+def test_bytes_that_are_no_text_are_an_error() -> None:
+    (checked,) = check_text("stdin", b"\x00\x01")
+    assert checked.is_wrong
