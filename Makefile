@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUNNABLE := $(VENV)/.runnable
 
-.PHONY: help install demo test test-mesh test-vllm test-cluster check unit fuzz attack bench bench-routing bench-routing-peers bench-overload bench-scaling docs reference lock dist clean
+.PHONY: help install demo test test-mesh test-vllm test-cluster check unit fuzz attack bench bench-routing bench-routing-peers bench-overload bench-scaling bench-faults docs reference lock dist try clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -139,6 +139,9 @@ dist: ## what a release publishes, in dist/: wheel, source archive, and a list o
 	@$(RELEASE_VENV)/bin/python -W ignore::UserWarning -m cyclonedx_py requirements requirements-image.lock \
 		--pyproject pyproject.toml --output-reproducible --output-file dist/kvmesh-image.cdx.json
 	@ls -s dist
+
+try: ## install the wheel of dist/ into a new environment of PYTHON, and serve a request with it
+	@"$(PYTHON)" tools/try_wheel.py dist/*.whl
 
 lock: install ## pin the development environment anew
 	@$(BIN)/python -m pip install --quiet pip-tools

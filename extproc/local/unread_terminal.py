@@ -17,10 +17,9 @@ PATIENCE_SECONDS = 0.2  # for a terminal that is slow; what it has not taken by 
 class UnreadTerminal(TextIOBase):
     """Writes to the terminal behind a descriptor. The next page is drawn whole, so what is left out does no harm."""
 
-    def __init__(self, descriptor: int) -> None:
-        """Raise OSError where there is no terminal behind the descriptor."""
-        # a description of its own: O_NONBLOCK on the given one would be the shell's, too
-        self._fd = os.open(os.ttyname(descriptor), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    def __init__(self, opened: int) -> None:
+        """Take a descriptor that does not block, and close it in the end."""
+        self._fd = opened
         self._encoding = sys.stdout.encoding or "utf-8"
         self._pending = bytearray()
 
@@ -70,6 +69,9 @@ class UnreadTerminal(TextIOBase):
 def standard_output() -> TextIO:
     """Return standard output; where it is a terminal, one that does not block."""
     try:
-        return cast("TextIO", UnreadTerminal(sys.stdout.fileno()))
+        # a description of its own: O_NONBLOCK on the given one would be the shell's, too
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        opened = os.open(os.ttyname(sys.stdout.fileno()), flags)
     except (OSError, ValueError):  # no terminal, or none that may be opened again
         return sys.stdout
+    return cast("TextIO", UnreadTerminal(opened))

@@ -38,7 +38,7 @@ def test_the_example_is_explained_as_the_page_shows() -> None:
     }
     mesh = MeshPolicy()
     mesh.update(Snapshot(documents=documents, synced=True), now=datetime(2026, 1, 1, tzinfo=UTC))
-    shown = PAGE.partition("then shows:\n\n```\n")[2].partition("```")[0]
+    shown = PAGE.partition("then shows:\n\n```text\n")[2].partition("```")[0]
     assert _words(_rendered(mesh)) == _words(shown)
 
 

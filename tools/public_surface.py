@@ -1,0 +1,69 @@
+"""What a version promises to those who use it, as data: flags and settings, metrics, alerts, headers, the resource.
+
+`tools.record_version` writes it at a release, and tests compare a later version with it (CONTRIBUTING.md, Versions).
+"""
+
+import re
+from typing import Any
+
+import yaml
+
+from extproc.cli import build
+from extproc.ext_proc.answers import DESTINATION_HEADER, REASON_HEADER, wanted_headers
+from extproc.install.shipped_files import read_crds, read_rules
+from extproc.telemetry import metrics as picker
+from kv_indexer.telemetry import metrics as indexer
+from tools.docs_site import DOCS
+from tools.reference import commands
+
+YAML = re.compile(r"^( *)```yaml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+Surface = dict[str, Any]
+
+
+def surface() -> Surface:
+    """Return all of it but the layout in Redis."""
+    return {
+        "commands": accepted(),
+        "settings": settings(),
+        "metrics": {
+            each.name: {"kind": str(each.kind), "labels": sorted(each.labels)}
+            for each in (*picker.METRICS, *indexer.METRICS)
+        },
+        "alerts": alerts(),
+        "headers": sorted({*wanted_headers(), DESTINATION_HEADER, REASON_HEADER}),
+    }
+
+
+def accepted() -> dict[str, list[str]]:
+    """Return the flags of each command, those that --help does not show among them."""
+    return {
+        path: sorted(flag for option in command.params for flag in (*option.opts, *option.secondary_opts))
+        for path, command in commands(build())
+    }
+
+
+def settings() -> list[str]:
+    """Return the keys of the YAML file; in capitals behind KVMESH_ they are the environment's variables."""
+    return sorted({option.name for _, command in commands(build()) for option in command.params} - {"help"})
+
+
+def alerts() -> list[str]:
+    """Return the names of alerts, and of the series that recording rules write."""
+    rules = [rule for group in read_rules()["groups"] for rule in group["rules"]]
+    return sorted(rule.get("alert") or rule["record"] for rule in rules)
+
+
+def definition() -> Surface:
+    """Return the definition of the custom resource."""
+    (found,) = read_crds()
+    return found
+
+
+def shown_policies() -> list[Surface]:
+    """Return the custom resources that the pages show, each as a user would apply it."""
+    texts = (page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md")))
+    blocks = (
+        re.sub(f"^{match[1]}", "", match[2], flags=re.MULTILINE) for text in texts for match in YAML.finditer(text)
+    )
+    documents = (each for block in blocks for each in yaml.safe_load_all(block))
+    return [each for each in documents if isinstance(each, dict) and each.get("kind") == "InferencePolicy"]
