@@ -35,9 +35,9 @@ def fetch_models(
             help="Models of the hub; NAME where the pods serve it under another one.",
         ),
     ],
-    into: Annotated[
+    tokenizers: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", file_okay=False, help="Cache: the folder that pickers have as --tokenizers."),
+        typer.Option(metavar="FOLDER", file_okay=False, help="Cache: the folder, as pickers have it."),
     ],
     hub_endpoint: Annotated[
         str | None,
@@ -87,7 +87,7 @@ def fetch_models(
             with _limits():
                 done = fetch(
                     each,
-                    into,
+                    tokenizers,
                     hub=lambda: Hub(endpoint, token=token),
                     renew=renew,
                     offline=is_offline,
@@ -98,7 +98,9 @@ def fetch_models(
                 raise
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"
-            done = Fetched(model=each, folder=each.folder(into), outcome=Outcome.FAILED, record=None, reason=reason)
+            done = Fetched(
+                model=each, folder=each.folder(tokenizers), outcome=Outcome.FAILED, record=None, reason=reason
+            )
         found.append(done)
         if not json:
             typer.echo(found[-1].line(), err=found[-1].outcome is Outcome.FAILED)

@@ -66,7 +66,9 @@ def run_picker(settings: PickerSettings, policy: PolicyFlags) -> None:
 def explain(
     login: AdminLogin,
     body: Annotated[str, typer.Argument(metavar="FILE|-", help="File with a request body as JSON, or - for stdin.")],
-    url: Annotated[str, typer.Option(help="The picker's admin address.")] = "http://127.0.0.1:9090",
+    picker: Annotated[
+        str, typer.Option(metavar="URL", help="Admin address of a running picker.")
+    ] = "http://127.0.0.1:9090",
     path: Annotated[
         str | None, typer.Option(help="The request's path. Default: by the body, chat or completions.")
     ] = None,
@@ -97,7 +99,7 @@ def explain(
     content = _read(body)
     answer = asyncio.run(
         ask(
-            url,
+            picker,
             body=content,
             path=path,
             objective=objective,

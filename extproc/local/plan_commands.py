@@ -21,7 +21,9 @@ def _group() -> None:
 @takes_settings
 def plan(
     login: AdminLogin,
-    url: Annotated[str, typer.Option(help="The picker's admin address.")] = "http://127.0.0.1:9090",
+    picker: Annotated[
+        str, typer.Option(metavar="URL", help="Admin address of a running picker.")
+    ] = "http://127.0.0.1:9090",
     pool: Annotated[
         list[str] | None,
         typer.Option(metavar="NAMESPACE/NAME", help="Pool to plan for, where there are several. Default: all."),
@@ -75,7 +77,7 @@ def plan(
 
     def asked() -> list[Plan]:
         return asyncio.run(
-            plan_view.ask(url, seconds=seconds, pool=chosen, timeout_seconds=timeout_ms / 1000, login=login)
+            plan_view.ask(picker, seconds=seconds, pool=chosen, timeout_seconds=timeout_ms / 1000, login=login)
         )
 
     if trace is not None:

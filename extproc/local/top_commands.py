@@ -25,11 +25,12 @@ def _group() -> None:
 @takes_settings
 def top(
     login: AdminLogin,
-    url: Annotated[
+    picker: Annotated[
         list[str] | None,
         typer.Option(
-            help="The picker's admin address; once for each replica, or separated by commas. Default: "
-            "http://127.0.0.1:9090."
+            metavar="URL",
+            help="Admin address of a running picker; once for each replica, or separated by commas. Default: "
+            "http://127.0.0.1:9090.",
         ),
     ] = None,
     pool: Annotated[
@@ -52,7 +53,7 @@ def top(
     from extproc.pools.pool_hosts import only_pool
 
     top_view.write_anything(sys.stdout)
-    urls, console = replica_urls(url), Console(file=standard_output())
+    urls, console = replica_urls(picker), Console(file=standard_output())
     try:
         chosen = only_pool(pool)
     except ValueError as error:

@@ -35,10 +35,13 @@ def explain(
             "InferencePolicy); a namespace. Left out: an overview.",
         ),
     ] = None,
-    url: Annotated[str, typer.Option(help="Admin address of a running picker.")] = "http://127.0.0.1:9090",
-    folder: Annotated[
+    picker: Annotated[
+        str, typer.Option(metavar="URL", help="Admin address of a running picker.")
+    ] = "http://127.0.0.1:9090",
+    policies: Annotated[
         Path | None,
         typer.Option(
+            metavar="FOLDER",
             exists=True,
             file_okay=False,
             help="Folder of YAML or JSON documents to merge here, in place of asking a picker.",
@@ -49,7 +52,9 @@ def explain(
     ] = False,
     root_namespace: Annotated[
         str,
-        typer.Option(help="With --folder or --kubernetes: namespace whose policies without targetRefs are mesh-wide."),
+        typer.Option(
+            help="With --policies or --kubernetes: namespace whose policies without targetRefs are mesh-wide."
+        ),
     ] = "istio-system",
     json: Annotated[bool, typer.Option("--json", help="Print JSON with stable field names.")] = False,
     timeout_ms: Annotated[
@@ -65,11 +70,11 @@ def explain(
     from extproc.policy.view import ask_picker, explain_snapshot, is_all_in_force, render, render_overview
 
     try:
-        if folder is not None or kubernetes:
-            snapshot = _snapshot(folder, timeout_seconds=timeout_ms / 1000)
+        if policies is not None or kubernetes:
+            snapshot = _snapshot(policies, timeout_seconds=timeout_ms / 1000)
             answer = explain_snapshot(snapshot, target, root_namespace=root_namespace, now=datetime.now(UTC))
         else:
-            answer = asyncio.run(ask_picker(url, target, timeout_seconds=timeout_ms / 1000, login=login))
+            answer = asyncio.run(ask_picker(picker, target, timeout_seconds=timeout_ms / 1000, login=login))
     except KvmeshError as error:
         _fail("explain", error)
     if json:
@@ -92,7 +97,7 @@ def check(
 ) -> None:
     """Read policies as the picker does, and say what is wrong (exit code 1) or doubtful (0), with the field's path.
 
-    Each document is judged by itself; whether they agree is what `explain --folder` shows.
+    Each document is judged by itself; whether they agree is what `explain --policies` shows.
     """
     from extproc.policy.view import check_files
     from kvmesh.plain_text import printable

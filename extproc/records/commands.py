@@ -32,7 +32,7 @@ app.add_typer(audit, name="audit", help="Check and read what pickers have writte
 @audit.command("verify")
 def verify(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Files of one target, in any order.")],
-    key_file: Annotated[
+    audit_key_file: Annotated[
         Path | None,
         typer.Option(help="Keys of the chain, as the pickers had them: lines `id:key`. Needed where it is keyed."),
     ] = None,
@@ -57,14 +57,14 @@ def verify(
     try:
         verdict = verify_chains(
             ((str(file), _lines(file)) for file in files),
-            keys=_keys(key_file),
+            keys=_keys(audit_key_file),
             now=time.time(),
             whole=whole,
             interleaved=interleaved,
             expected=[_expected(text) for text in expect or ()],
         )
     except MissingKeyError as error:
-        _cannot_tell(f"{error}; give --key-file")
+        _cannot_tell(f"{error}; give --audit-key-file")
     print(msgspec.json.encode(verdict).decode() if json else described(verdict))  # noqa: T201
     if not verdict.is_whole:
         raise typer.Exit(NOT_WHOLE)
@@ -77,10 +77,10 @@ def verify(
 @takes_settings
 def read(
     access: RedisAccess,
-    stream: Annotated[str, typer.Option(metavar="NAME", help="The pickers' --access-log-stream.")],
+    access_log_stream: Annotated[str, typer.Option(metavar="NAME", help="The stream, as the pickers have it.")],
 ) -> None:
     """Print the lines of a Redis Stream, oldest first, as `kvmesh audit verify --interleaved` reads them."""
-    asyncio.run(print_stream(access, name=stream))
+    asyncio.run(print_stream(access, name=access_log_stream))
 
 
 def described(verdict: Verdict) -> str:

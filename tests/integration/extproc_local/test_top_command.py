@@ -140,9 +140,9 @@ async def test_a_missing_token_is_said_in_the_pages_words_and_the_right_one_open
 async def test_once_prints_the_page_or_json_and_ends(redis_server: RedisServer) -> None:
     async with live_picker(redis_server.url) as picker:
         (await picker.ask("hello world " * 40)).finish()
-        text = await asyncio.to_thread(CliRunner().invoke, app, ["top", "--once", "--url", picker.admin])
+        text = await asyncio.to_thread(CliRunner().invoke, app, ["top", "--once", "--picker", picker.admin])
         as_json = await asyncio.to_thread(
-            CliRunner().invoke, app, ["top", "--once", "--json", "--url", f"{picker.admin}/,{picker.admin}"]
+            CliRunner().invoke, app, ["top", "--once", "--json", "--picker", f"{picker.admin}/,{picker.admin}"]
         )
 
     assert (text.exit_code, as_json.exit_code) == (0, 0)
@@ -164,7 +164,7 @@ async def test_a_terminal_that_has_no_such_signs_or_cannot_be_drawn_over_gets_wh
             "-c",
             "from extproc.local.top_commands import app; app()",
             "top",
-            "--url",
+            "--picker",
             picker.admin,
         ]
         once = await asyncio.create_subprocess_exec(*command, "--once", stdout=PIPE, stderr=PIPE, env=ascii_only)
@@ -195,7 +195,7 @@ async def test_a_terminal_that_is_not_read_does_not_keep_it_from_ending(terminal
     fill = os.open(os.ttyname(follower), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         drawing = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", code, "top", "--url", nowhere),
+            *(sys.executable, "-c", code, "top", "--picker", nowhere),
             stdin=follower,
             stdout=follower,
             stderr=PIPE,
@@ -221,7 +221,7 @@ async def test_a_terminal_that_is_not_read_does_not_keep_it_from_ending(terminal
 def test_once_without_an_answer_says_why_and_fails(form: list[str]) -> None:
     url = f"http://{HOST}:{pick_free_port(host=HOST, avoid=())}"
 
-    ended = CliRunner().invoke(app, ["top", "--once", "--url", url, *form])
+    ended = CliRunner().invoke(app, ["top", "--once", "--picker", url, *form])
 
     assert ended.exit_code == 1
     assert "Cannot connect to host" in ended.stdout
