@@ -21,6 +21,8 @@ from kvmesh.errors import KvIndexerError, SettingError
 from kvmesh.heap import collector_at_rest
 from kvmesh.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging, tell_crashes_so
 from kvmesh.old_names import OldName, under_new_names
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, print_data
+from kvmesh.output.standard_output import guard_standard_output
 from kvmesh.plain_options import read_plainly
 
 HELP = """Send LLM requests to the vLLM pod that already holds their prefix.
@@ -32,6 +34,8 @@ ENVIRONMENT_PREFIX = "KVMESH_"
 # command -> its module, as in its entry point, where a mesh waits for the process after a crash: to look for all
 # packages and load their commands would take as long again
 ROLES = {"extproc": "extproc.local.commands", "indexer": "kv_indexer.cli"}
+# what serves: what becomes of its standard output must not end it
+SERVERS = frozenset({"extproc", "indexer", "sim", "up"})
 # command -> its options that once had another name, which is still read: one thing has one name in all commands
 OLD_NAMES: Mapping[str, Mapping[str, str]] = {
     "explain": {"picker": "url"},
@@ -52,6 +56,8 @@ SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP
 def main() -> None:
     """Run `kvmesh`; the exit code is 0, 1 for a failure with its one line, or 2 for wrong usage."""
     tell_crashes_so()
+    if sys.argv[1:2] and sys.argv[1] not in SERVERS:
+        guard_standard_output("kvmesh")
     try:
         with collector_at_rest():
             root = build(sys.argv[1:])
@@ -59,6 +65,9 @@ def main() -> None:
     except (KvmeshError, KvIndexerError) as error:
         print(f"kvmesh: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2 if isinstance(error, ConfigError | SettingError) else 1)
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
 
 
 def build(words: Sequence[str] = ()) -> Any:
@@ -163,11 +172,16 @@ def _end_with_version() -> None:
     raise typer.Exit
 
 
-def print_version() -> None:
+def print_version(output: Output = OutputForm.TABLE, json: AsJson = False) -> None:
     """Print the version of kvmesh and of what it stands on."""
     from importlib.metadata import version
 
-    typer.echo(f"kvmesh {version('kvmesh')} (Python {sys.version.split()[0]}, grpcio {version('grpcio')})")
+    versions = {"kvmesh": version("kvmesh"), "python": sys.version.split()[0], "grpcio": version("grpcio")}
+    form = chosen_form(output, json=json)
+    if form is not OutputForm.TABLE:
+        print_data(versions, form)
+        return
+    typer.echo("kvmesh {kvmesh} (Python {python}, grpcio {grpcio})".format(**versions))
 
 
 def _shared_options() -> list[Any]:

@@ -72,9 +72,8 @@ def _path_of(body: bytes) -> str:
     return "/v1/completions" if is_completion else "/v1/chat/completions"
 
 
-def render(answer: DecisionState, *, console: Console | None = None) -> None:
+def render(answer: DecisionState, *, console: Console) -> None:
     """Print the explanation for a person. What it says is shown as text, never as markup."""
-    console = console or Console()
     for line in _facts(answer):
         console.print(Text(printable(line)))
     if answer.candidates:

@@ -4,19 +4,19 @@ import asyncio
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from extproc.errors import ConfigError, KvmeshError
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.options import takes_settings
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, people_console, print_data
 
 if TYPE_CHECKING:
     from kvmesh.documents.documents import Snapshot
 
 FAILURE, WRONG_USAGE = 1, 2
-FILE_COLUMNS = 200  # of tables that go to no terminal
 
 app = typer.Typer()
 policy = typer.Typer(no_args_is_help=True, help="What InferencePolicies come to.")
@@ -56,7 +56,8 @@ def explain(
             help="With --policies or --kubernetes: namespace whose policies without targetRefs are mesh-wide."
         ),
     ] = "istio-system",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON with stable field names.")] = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
     timeout_ms: Annotated[
         float, typer.Option(min=1, help="Milliseconds to wait for the picker, folder or cluster.")
     ] = 5000,
@@ -65,10 +66,9 @@ def explain(
 
     The exit code is 1 where some policy is not in force, something else is wrong, or the target is not there.
     """
-    from rich.console import Console
-
     from extproc.policy.view import ask_picker, explain_snapshot, is_all_in_force, render, render_overview
 
+    form = chosen_form(output, json=json)
     try:
         if policies is not None or kubernetes:
             snapshot = _snapshot(policies, timeout_seconds=timeout_ms / 1000)
@@ -77,13 +77,10 @@ def explain(
             answer = asyncio.run(ask_picker(picker, target, timeout_seconds=timeout_ms / 1000, login=login))
     except KvmeshError as error:
         _fail("explain", error)
-    if json:
-        _print_json(answer)
+    if form is OutputForm.TABLE:
+        (render if target else render_overview)(answer, console=people_console())
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = FILE_COLUMNS
-        (render if target else render_overview)(answer, console=console)
+        print_data(answer, form)
     if not is_all_in_force(answer):
         raise typer.Exit(FAILURE)
 
@@ -93,7 +90,8 @@ def check(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE…", exists=True, dir_okay=False, help="YAML or JSON files.")
     ],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON with stable field names.")] = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
 ) -> None:
     """Read policies as the picker does, and say what is wrong (exit code 1) or doubtful (0), with the field's path.
 
@@ -102,9 +100,10 @@ def check(
     from extproc.policy.view import check_files
     from kvmesh.plain_text import printable
 
+    form = chosen_form(output, json=json)
     found = list(check_files(files))
-    if json:
-        _print_json(found)
+    if form is not OutputForm.TABLE:
+        print_data(found, form)
     else:
         for verdict in found:
             name = " ".join(part for part in (verdict["file"], verdict["document"]) if part)
@@ -127,12 +126,6 @@ def _snapshot(folder: Path | None, *, timeout_seconds: float) -> "Snapshot":
         return asyncio.run(first_snapshot(source, timeout_seconds=timeout_seconds))
     except KubernetesConfigError as error:
         raise ConfigError(str(error)) from error
-
-
-def _print_json(answer: Any) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
 
 
 def _fail(command: str, error: KvmeshError) -> NoReturn:

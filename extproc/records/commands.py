@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import msgspec
 import typer
 
 from extproc.errors import ConfigError
@@ -16,6 +15,7 @@ from extproc.records.audit_chain import AuditKey, ChainEnd, parse_keys
 from extproc.records.audit_verify import MissingKeyError, Verdict, verify_chains
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.options import takes_settings
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, in_form
 from kvmesh.plain_text import printable
 from kvmesh.redis.address import RedisAccess
 
@@ -49,9 +49,11 @@ def verify(
             metavar="CHAIN:SEQ:HASH", help="A line that was noted elsewhere and must be there; may be repeated."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
 ) -> None:
     """Find any change, gap, reordering, truncation or splice. Exit 0: whole; 1: not; 2: cannot tell; 3: no end."""
+    form = chosen_form(output, json=json)
     if len({file.resolve() for file in files}) != len(files):
         raise ConfigError("a file is named twice")
     try:
@@ -65,7 +67,7 @@ def verify(
         )
     except MissingKeyError as error:
         _cannot_tell(f"{error}; give --audit-key-file")
-    print(msgspec.json.encode(verdict).decode() if json else described(verdict))  # noqa: T201
+    typer.echo(described(verdict) if form is OutputForm.TABLE else in_form(verdict, form))
     if not verdict.is_whole:
         raise typer.Exit(NOT_WHOLE)
     if not verdict.chains:

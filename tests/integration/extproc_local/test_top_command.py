@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from extproc.local.ports import pick_free_port
 from extproc.local.top_commands import app
-from extproc.local.top_view import Replica, follow, look_once, show_pages
+from extproc.local.top_view import Replica, TopScreen, follow, look_once
 from extproc.pages.picker_state import PickerState
 from kvmesh.admin.admin_login import AdminLogin
 from tests.integration.kv_redis import RedisServer
@@ -109,7 +109,8 @@ async def test_a_real_pickers_state_is_drawn_on_a_terminal(redis_server: RedisSe
         (await picker.ask("hello world " * 40)).finish()
         with Live(console=console, auto_refresh=False) as live:
             following = asyncio.create_task(
-                follow([picker.admin], pool=None, login=AdminLogin(), show=show_pages(live)), name="top"
+                follow([picker.admin], pool=None, login=AdminLogin(), show=TopScreen(live, hears_keys=False).show),
+                name="top",
             )
             assert isinstance(console.file, StringIO)
             async with asyncio.timeout(DEADLINE_SECONDS):
@@ -167,10 +168,11 @@ async def test_a_terminal_that_has_no_such_signs_or_cannot_be_drawn_over_gets_wh
             "--picker",
             picker.admin,
         ]
-        once = await asyncio.create_subprocess_exec(*command, "--once", stdout=PIPE, stderr=PIPE, env=ascii_only)
+        further = ("--once", "--picker", f"http://{HOST}:1/é")
+        once = await asyncio.create_subprocess_exec(*command, *further, stdout=PIPE, stderr=PIPE, env=ascii_only)
         async with asyncio.timeout(DEADLINE_SECONDS):
             page, errors = await once.communicate()
-        assert (once.returncode, b"?" in page, errors) == (0, True, b"")  # a `×` in the reasons
+        assert (once.returncode, b"?" in page, errors) == (0, True, b"")  # the address of a replica
 
         leader, follower = pty.openpty()
         drawing = await asyncio.create_subprocess_exec(

@@ -81,7 +81,7 @@ def options() -> Mapping[str, set[str]]:
             walk(inner)
         for option in () if hasattr(command, "commands") else command.params:
             if option.param_type_name == "option" and not option.hidden:
-                found[option.opts[-1].lstrip("-")].add(" ".join((option.help or "").split()))
+                found[max(option.opts, key=len).lstrip("-")].add(" ".join((option.help or "").split()))
 
     walk(build())
     return found
