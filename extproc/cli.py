@@ -7,7 +7,7 @@ whose keys are the flags' names in one flat namespace shared by all commands. Su
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +20,9 @@ from extproc.settings.yaml_text import read_yaml
 from kvmesh.errors import KvIndexerError, SettingError
 from kvmesh.heap import collector_at_rest
 from kvmesh.logs import LOG_FORMAT, LOG_LEVEL, LogFormat, LogLevel, configure_logging, tell_crashes_so
+from kvmesh.old_names import OldName, under_new_names
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, print_data
+from kvmesh.output.standard_output import guard_standard_output
 from kvmesh.plain_options import read_plainly
 
 HELP = """Send LLM requests to the vLLM pod that already holds their prefix.
@@ -31,6 +34,19 @@ ENVIRONMENT_PREFIX = "KVMESH_"
 # command -> its module, as in its entry point, where a mesh waits for the process after a crash: to look for all
 # packages and load their commands would take as long again
 ROLES = {"extproc": "extproc.local.commands", "indexer": "kv_indexer.cli"}
+# what serves: what becomes of its standard output must not end it
+SERVERS = frozenset({"extproc", "indexer", "sim", "up"})
+# command -> its options that once had another name, which is still read: one thing has one name in all commands
+OLD_NAMES: Mapping[str, Mapping[str, str]] = {
+    "explain": {"picker": "url"},
+    "plan": {"picker": "url"},
+    "top": {"picker": "url"},
+    "policy explain": {"picker": "url", "policies": "folder"},
+    "indexer": {"policies": "pools"},
+    "audit verify": {"audit_key_file": "key_file"},
+    "audit read": {"access_log_stream": "stream"},
+    "models fetch": {"tokenizers": "into"},
+}
 # set by test runners and caches, not by flags
 OTHER_VARIABLES = frozenset({"KVMESH_CACHE", "KVMESH_REQUIRE_PROGRAMS", "KVMESH_TEST_REDIS_SERVER"})
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
@@ -40,6 +56,8 @@ SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP
 def main() -> None:
     """Run `kvmesh`; the exit code is 0, 1 for a failure with its one line, or 2 for wrong usage."""
     tell_crashes_so()
+    if sys.argv[1:2] and sys.argv[1] not in SERVERS:
+        guard_standard_output("kvmesh")
     try:
         with collector_at_rest():
             root = build(sys.argv[1:])
@@ -47,6 +65,9 @@ def main() -> None:
     except (KvmeshError, KvIndexerError) as error:
         print(f"kvmesh: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2 if isinstance(error, ConfigError | SettingError) else 1)
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
 
 
 def build(words: Sequence[str] = ()) -> Any:
@@ -57,12 +78,17 @@ def build(words: Sequence[str] = ()) -> Any:
     role = words[0] if words and words[0] in ROLES else None
     root = _tree(role)
     shared = _shared_options()
-    commands = _leaves(root)
+    named = _leaves(root)
+    commands = list(named.values())
     for command in commands:
         command.context_settings["auto_envvar_prefix"] = ENVIRONMENT_PREFIX.rstrip("_")
         command.params.extend(shared)
     root.context_settings["help_option_names"] = ["-h", "--help"]  # and of all commands below it
     read_plainly(root, commands)
+    for command_words, names in OLD_NAMES.items():
+        for option in named[command_words].params if command_words in named else ():
+            if option.name in names:
+                OldName(option, name=names[option.name], prefix=ENVIRONMENT_PREFIX)
     known = SettingNames(_names(commands), are_all=role is None)
     _refuse_unknown_variables(os.environ, known=known)
     root.context_settings["obj"] = known
@@ -85,7 +111,7 @@ class SettingNames:
     def all(self) -> frozenset[str]:
         """Return all names."""
         if not self._are_all:
-            self._names, self._are_all = self._names | _names(_leaves(_tree(None))), True
+            self._names, self._are_all = self._names | _names(_leaves(_tree(None)).values()), True
         return self._names
 
 
@@ -108,8 +134,9 @@ def _packages() -> list[Any]:
     return [entry.load() for entry in sorted(entry_points(group="kvmesh.commands"), key=lambda entry: entry.name)]
 
 
-def _names(commands: Sequence[Any]) -> frozenset[str]:
-    return frozenset(parameter.name for command in commands for parameter in command.params)
+def _names(commands: Iterable[Any]) -> frozenset[str]:
+    once = frozenset(old for names in OLD_NAMES.values() for old in names.values())
+    return once | frozenset(parameter.name for command in commands for parameter in command.params)
 
 
 def _add_group(app: typer.Typer, groups: dict[str, Any], group: Any) -> None:
@@ -122,11 +149,12 @@ def _add_group(app: typer.Typer, groups: dict[str, Any], group: Any) -> None:
     groups[group.name].typer_instance.registered_commands.extend(group.typer_instance.registered_commands)
 
 
-def _leaves(command: Any) -> list[Any]:
-    """Return the commands that do something, at any depth."""
+def _leaves(command: Any, words: str = "") -> dict[str, Any]:
+    """Return the commands that do something, at any depth, by the words that call them."""
     if not hasattr(command, "commands"):
-        return [command]
-    return [leaf for inner in command.commands.values() for leaf in _leaves(inner)]
+        return {words: command}
+    inner = (_leaves(each, f"{words} {name}".lstrip()) for name, each in command.commands.items())
+    return {name: leaf for leaves in inner for name, leaf in leaves.items()}
 
 
 def _of_no_command(
@@ -144,11 +172,16 @@ def _end_with_version() -> None:
     raise typer.Exit
 
 
-def print_version() -> None:
+def print_version(output: Output = OutputForm.TABLE, json: AsJson = False) -> None:
     """Print the version of kvmesh and of what it stands on."""
     from importlib.metadata import version
 
-    typer.echo(f"kvmesh {version('kvmesh')} (Python {sys.version.split()[0]}, grpcio {version('grpcio')})")
+    versions = {"kvmesh": version("kvmesh"), "python": sys.version.split()[0], "grpcio": version("grpcio")}
+    form = chosen_form(output, json=json)
+    if form is not OutputForm.TABLE:
+        print_data(versions, form)
+        return
+    typer.echo("kvmesh {kvmesh} (Python {python}, grpcio {grpcio})".format(**versions))
 
 
 def _shared_options() -> list[Any]:
@@ -199,8 +232,9 @@ def _read_config_file(context: typer.Context, path: Path | None) -> Path | None:
     # children of `kvmesh up` read the same file
     os.environ[f"{ENVIRONMENT_PREFIX}CONFIG"] = str(path.resolve())
     repeated = {option.name for option in context.command.params if getattr(option, "multiple", False)}
+    named = under_new_names(settings, context.command)
     context.default_map = {
-        name: _flag_texts(value) if name in repeated else _flag_text(value) for name, value in settings.items()
+        name: _flag_texts(value) if name in repeated else _flag_text(value) for name, value in named.items()
     }
     return path
 

@@ -33,9 +33,9 @@ def indexer(settings: IndexerSettings) -> None:
     if documents is None:
         given = {"--endpoints": settings.endpoints, "--model": settings.model}
         if missing := " and ".join(flag for flag, value in given.items() if not value):
-            raise SettingError(f"{missing} missing; or find pods and models by --kubernetes or --pools FOLDER")
+            raise SettingError(f"{missing} missing; or find pods and models by --kubernetes or --policies FOLDER")
     elif settings.model or settings.endpoints:
-        raise SettingError("--kubernetes and --pools find endpoints and models; leave out --endpoints and --model")
+        raise SettingError("--kubernetes and --policies find endpoints and models; leave out --endpoints and --model")
     else:
         _allow_files()
     return_large_blocks()  # a pod's events may be long
@@ -44,13 +44,13 @@ def indexer(settings: IndexerSettings) -> None:
 
 def _documents(settings: IndexerSettings) -> "DocumentSource | None":
     """Return where pools come from, None if these are not followed. Raise SettingError."""
-    folder = settings.pools_folder
+    folder = settings.policies_folder
     if settings.kubernetes and folder is not None:
-        raise SettingError("--kubernetes and --pools exclude each other: give one of them")
+        raise SettingError("--kubernetes and --policies exclude each other: give one of them")
     if settings.namespaces and not settings.kubernetes:
         raise SettingError("--namespaces belongs to --kubernetes")
     if folder is not None and not folder.is_dir():
-        raise SettingError(f"--pools: {folder} is no folder")
+        raise SettingError(f"--policies: {folder} is no folder")
     if not settings.kubernetes and folder is None:
         return None
     from kvmesh.documents.document_kinds import POOL_KINDS

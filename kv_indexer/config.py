@@ -103,7 +103,7 @@ class IndexerSettings:
     )
     endpoints: tuple[str, ...] = text_setting(
         (),
-        "vLLM pods to follow, by their API address. Required, unless --kubernetes or --pools finds them.",
+        "vLLM pods to follow, by their API address. Required, unless --kubernetes or --policies finds them.",
         read=parse_endpoints,
         metavar="HOST:PORT,…",
     )
@@ -112,11 +112,11 @@ class IndexerSettings:
         "Follow the pods of all InferencePools, and of Services labelled kvmesh.io/pool=true.",
         switch="--kubernetes",
     )
-    pools_folder: Path | None = setting(
+    policies_folder: Path | None = setting(
         None,
         "Follow the pods of the pools in this folder of YAML or JSON documents (InferencePool, Service, Pod), "
         "watched for changes, instead of asking Kubernetes.",
-        "pools",
+        "policies",
         metavar="FOLDER",
     )
     namespaces: str = setting("", "With --kubernetes: these namespaces alone. Default: all.", metavar="A,B,…")

@@ -15,6 +15,7 @@ from extproc.errors import ConfigError
 from extproc.policy.values import Steering
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.options import takes_settings
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, people_console, print_data
 from kvmesh.plain_text import cut_end, printable
 from kvmesh.pods.pod_access import PodAccess
 from kvmesh.redis.address import RedisAccess
@@ -123,20 +124,19 @@ def doctor(
         float, typer.Option(min=100, help="Milliseconds within which such a prompt must be in the index.")
     ] = 3000,
     timeout_ms: Annotated[float, typer.Option(min=100, help="Milliseconds to wait for each answer.")] = 5000,
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON instead of lines.")] = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
 ) -> None:
     """Check pods, tokens, events, index, Redis and, where named, picker, indexer and Envoy; say what to mend.
 
     The exit code is 1 where an error was found, 2 where something could not be checked (or for wrong usage), else 0.
     """
-    import msgspec
-    from rich.console import Console
-
     from extproc.doctor.examine import DoctorSettings, examine
     from extproc.doctor.examine_mesh import examine_mesh
     from extproc.doctor.findings import exit_code
     from extproc.settings.config import PickerSettings, parse_endpoints, read_models
 
+    form = chosen_form(output, json=json)
     follows_mesh = kubernetes or policies is not None
     _require_one_source(endpoints=endpoints, pool=pool, namespaces=namespaces, follows_mesh=follows_mesh)
     settings = DoctorSettings(
@@ -180,10 +180,10 @@ def doctor(
         findings = (*located, *asyncio.run(examine_mesh(settings, snapshot, now=datetime.now(UTC), pools=asked)))
     else:
         findings = asyncio.run(examine(settings))
-    if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(findings)).decode())
+    if form is OutputForm.TABLE:
+        render(findings, console=people_console())
     else:
-        render(findings, console=Console(highlight=False))
+        print_data(findings, form)
     raise typer.Exit(exit_code(findings))
 
 

@@ -414,7 +414,9 @@ def pool_picker(facts: Facts) -> Iterator[Finding]:
     mesh, picker = facts.mesh, facts.picker
     if mesh is None or mesh.served is None or picker is None:
         return
-    fix = "see its log and `kvmesh policy explain --url`: it reads other documents (--namespaces, --policies), or late"
+    fix = (
+        "see its log and `kvmesh policy explain --picker`: it reads other documents (--namespaces, --policies), or late"
+    )
     expected = {pool.name: len(pool.endpoints) for pool in mesh.pools}
     if missing := sorted(expected.keys() - mesh.served.keys()):
         yield error(picker.url, f"does not serve {_first_names(missing)}", fix=fix)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from extproc.errors import ConfigError
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, print_data
 
 if TYPE_CHECKING:
     from extproc.hub.fetch import Fetched
@@ -23,8 +24,6 @@ app = typer.Typer()
 models = typer.Typer(no_args_is_help=True, help="Tokenizer folders of models.")
 app.add_typer(models, name="models", help="Tokenizer folders of models.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with stable field names.")]
-
 
 @models.command("fetch")
 def fetch_models(
@@ -35,9 +34,9 @@ def fetch_models(
             help="Models of the hub; NAME where the pods serve it under another one.",
         ),
     ],
-    into: Annotated[
+    tokenizers: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", file_okay=False, help="Cache: the folder that pickers have as --tokenizers."),
+        typer.Option(metavar="FOLDER", file_okay=False, help="Cache: the folder, as pickers have it."),
     ],
     hub_endpoint: Annotated[
         str | None,
@@ -65,6 +64,7 @@ def fetch_models(
     summary_file: Annotated[
         Path | None, typer.Option(help="File for what became of the models, such as /dev/termination-log.")
     ] = None,
+    output: Output = OutputForm.TABLE,
     json: AsJson = False,
 ) -> None:
     """Fetch the tokenizer files of models, never weights or code, into FOLDER/NAME, whole or not at all.
@@ -76,6 +76,7 @@ def fetch_models(
     from extproc.hub.hub import PUBLIC_HUB, Hub
     from extproc.hub.wanted_models import check_endpoint, parse_all
 
+    form = chosen_form(output, json=json)
     wanted = parse_all(model)
     endpoint = check_endpoint(hub_endpoint or os.environ.get("HF_ENDPOINT") or PUBLIC_HUB)
     token = _token(hub_token_file)
@@ -87,7 +88,7 @@ def fetch_models(
             with _limits():
                 done = fetch(
                     each,
-                    into,
+                    tokenizers,
                     hub=lambda: Hub(endpoint, token=token),
                     renew=renew,
                     offline=is_offline,
@@ -98,12 +99,14 @@ def fetch_models(
                 raise
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"
-            done = Fetched(model=each, folder=each.folder(into), outcome=Outcome.FAILED, record=None, reason=reason)
+            done = Fetched(
+                model=each, folder=each.folder(tokenizers), outcome=Outcome.FAILED, record=None, reason=reason
+            )
         found.append(done)
-        if not json:
+        if form is OutputForm.TABLE:
             typer.echo(found[-1].line(), err=found[-1].outcome is Outcome.FAILED)
-    if json:
-        _print_json([each.as_json() for each in found])
+    if form is not OutputForm.TABLE:
+        print_data([each.as_json() for each in found], form)
     if summary_file is not None:
         _summarize(found, summary_file)
     if any(each.outcome is Outcome.FAILED for each in found) and not best_effort:
@@ -113,11 +116,13 @@ def fetch_models(
 @models.command("list")
 def list_models(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="The cache.")],
+    output: Output = OutputForm.TABLE,
     json: AsJson = False,
 ) -> None:
     """Show which models a picker finds in FOLDER, and whether what was fetched is whole. Exit code 1: it is not."""
     from extproc.hub.kept_folder import as_json, damage, kept_models
 
+    form = chosen_form(output, json=json)
     rows: list[dict[str, Any]] = []
     for name, path, record in kept_models(folder):
         wrong = damage(path, record) if record is not None else []
@@ -125,8 +130,8 @@ def list_models(
         rows.append({"model": name, "state": state, "damage": wrong})
         if record is not None:
             rows[-1]["fetched"] = as_json(record)
-    if json:
-        _print_json(rows)
+    if form is not OutputForm.TABLE:
+        print_data(rows, form)
     else:
         for row in rows:
             fetched = row.get("fetched")
@@ -171,9 +176,3 @@ def _summarize(found: "list[Fetched]", file: Path) -> None:
         file.write_text(text.encode()[:SUMMARY_BYTES].decode(errors="ignore"), encoding="utf-8")
     except OSError as error:
         typer.echo(f"warning: {file} cannot be written: {error.strerror}", err=True)
-
-
-def _print_json(answer: Any) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())

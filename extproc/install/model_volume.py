@@ -79,7 +79,7 @@ def fetching_containers(plan: InstallPlan) -> list[dict[str, Any]]:
     """
     if not plan.fetch_models:
         return []
-    options = [f"--into={MODELS}", "--best-effort", "--summary-file=/dev/termination-log"]
+    options = [f"--tokenizers={MODELS}", "--best-effort", "--summary-file=/dev/termination-log"]
     environment: list[dict[str, Any]] = [{"name": "HF_HOME", "value": "/tmp/huggingface"}]  # noqa: S108
     if plan.hub_endpoint:
         environment.append({"name": "HF_ENDPOINT", "value": plan.hub_endpoint})

@@ -21,6 +21,7 @@ from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.heap import collector_at_rest
 from kvmesh.logs import LOG_FORMAT, LOG_LEVEL
 from kvmesh.options import fails_in_one_line, takes_settings
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, people_console, print_data
 from kvmesh.redis.address import RedisAccess
 
 FAILURE, WRONG_USAGE = 1, 2
@@ -66,7 +67,9 @@ def run_picker(settings: PickerSettings, policy: PolicyFlags) -> None:
 def explain(
     login: AdminLogin,
     body: Annotated[str, typer.Argument(metavar="FILE|-", help="File with a request body as JSON, or - for stdin.")],
-    url: Annotated[str, typer.Option(help="The picker's admin address.")] = "http://127.0.0.1:9090",
+    picker: Annotated[
+        str, typer.Option(metavar="URL", help="Admin address of a running picker.")
+    ] = "http://127.0.0.1:9090",
     path: Annotated[
         str | None, typer.Option(help="The request's path. Default: by the body, chat or completions.")
     ] = None,
@@ -82,7 +85,8 @@ def explain(
     for_host: Annotated[
         str | None, typer.Option(help="Host that the request is for, where it tells the pool (docs/guides/pools.md).")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the picker's JSON as it is.")] = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
     timeout_ms: Annotated[float, typer.Option(min=1, help="Milliseconds to wait for the picker.")] = 5000,
 ) -> None:
     """Show where a request would go and why, without sending it."""
@@ -94,10 +98,11 @@ def explain(
         asked_pool = only_pool(pool)
     except ValueError as error:
         raise ConfigError(f"--pool: {error}") from error
+    form = chosen_form(output, json=json)
     content = _read(body)
     answer = asyncio.run(
         ask(
-            url,
+            picker,
             body=content,
             path=path,
             objective=objective,
@@ -108,10 +113,10 @@ def explain(
         )
     )
     decision = msgspec.json.decode(answer, type=DecisionState)
-    if json:
-        typer.echo(msgspec.json.format(answer).decode())
+    if form is OutputForm.TABLE:
+        render(decision, console=people_console())
     else:
-        render(decision)
+        print_data(msgspec.json.decode(answer), form)  # as the picker has it, fields that are new here among it
     if decision.endpoint is None:
         raise typer.Exit(1)
 
@@ -130,22 +135,20 @@ def lookup(
         Path | None, typer.Option(help="Folder with the model's tokenizer.json; token ids need none.")
     ] = None,
     hash_seed: Annotated[str, typer.Option(help="Seed of the block keys; the same as the indexer's.")] = "kvmesh",
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON with stable field names instead of a table.")
-    ] = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
     timeout_ms: Annotated[float, typer.Option(min=1, help="Milliseconds to wait for the index.")] = 5000,
 ) -> None:
     """Show who holds the beginning of a prompt, endpoint by endpoint."""
-    from rich.console import Console
-
     from extproc.local.index_lookup import look_up, read_token_ids, render
 
+    form = chosen_form(output, json=json)
     prompts = read_token_ids(_read(prompt), model=model, tokenizer=tokenizer)
     report = asyncio.run(look_up(access, prompts, model=model, hash_seed=hash_seed, timeout_seconds=timeout_ms / 1000))
-    if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+    if form is OutputForm.TABLE:
+        render(report, console=people_console())
     else:
-        render(report, console=Console(highlight=False))
+        print_data(report, form)
 
 
 def _read(file: str) -> bytes:

@@ -54,7 +54,7 @@ async def ask(
             msgspec.json.decode(answer, type=DecisionState)
             return answer
     except aiohttp.InvalidURL as error:
-        raise ConfigError(f"--url {url!r} is not a URL like http://127.0.0.1:9090") from error
+        raise ConfigError(f"--picker {url!r} is not a URL like http://127.0.0.1:9090") from error
     except msgspec.ValidationError as error:
         raise KvmeshError(f"{url} is not a picker's admin page: its answer is no explanation") from error
     except msgspec.DecodeError as error:
@@ -72,9 +72,8 @@ def _path_of(body: bytes) -> str:
     return "/v1/completions" if is_completion else "/v1/chat/completions"
 
 
-def render(answer: DecisionState, *, console: Console | None = None) -> None:
+def render(answer: DecisionState, *, console: Console) -> None:
     """Print the explanation for a person. What it says is shown as text, never as markup."""
-    console = console or Console()
     for line in _facts(answer):
         console.print(Text(printable(line)))
     if answer.candidates:

@@ -178,17 +178,19 @@ def page(
     height: int,
     lines_above: int,
     closing: str = ENDS_EVERYTHING,
+    totals: EndpointState | None = None,
+    below_pods: Sequence[str] = (),
 ) -> Group | Text:
     """At most `height` lines; `lines_above` of what was printed before stay on the screen where that is possible.
 
-    `closing` says how to leave.
+    `closing` says how to leave; `totals` is the last line of the pods, and `below_pods` are lines below them.
     """
     if isinstance(state, str):
         return _line(printable(state), style="red")
     if state.pool is None:
         return _pools_page(state.pools, height=height, closing=closing)
     under_pressure = _under_pressure(state.classes)
-    height -= len(under_pressure)
+    height -= len(under_pressure) + len(below_pods) + (totals is not None)
     blocks = [_decision(decision, zone=zone, width=width) for decision in state.decisions[:MOST_DECISIONS]]
     least = sum(map(len, blocks[:LEAST_DECISIONS])) or 1
     shown_pods = _fitting_pods(len(state.endpoints), room=height - OTHER_LINES - least)
@@ -197,8 +199,9 @@ def page(
     beside_what_is_above = room - lines_above
     decisions = _fitting(blocks, room=beside_what_is_above if beside_what_is_above >= least else room)
     return Group(
-        _pods_table(state.endpoints[:shown_pods], width=width),
+        _pods_table(state.endpoints[:shown_pods], totals=totals, width=width),
         *_pods_left_out(state.endpoints[shown_pods:]),
+        *map(_line, below_pods),
         *under_pressure,
         _line("last decisions: tokens found in the cache, and why", style="bold"),
         *(decisions or [_line("none yet", style="dim")]),
@@ -209,7 +212,7 @@ def page(
 def decision_line(decision: DecisionState, *, zone: tzinfo | None) -> str:
     """One decision as one plain line."""
     parts = [_clock(decision.at, zone=zone), _path(decision), "->", _where(decision), _matched(decision)]
-    parts += decision.reasons
+    parts += [decision.why] if decision.why else decision.reasons
     parts += [f"degraded={reason}" for reason in decision.degraded]
     return printable(" ".join(parts))
 
@@ -228,14 +231,14 @@ def _fitting(blocks: Sequence[Sequence[Text]], *, room: int) -> list[Text]:
     return lines
 
 
-def _pods_table(endpoints: Sequence[EndpointState], *, width: int) -> Table:
+def _pods_table(endpoints: Sequence[EndpointState], *, totals: EndpointState | None, width: int) -> Table:
     have_roles = any(endpoint.role != ALL_ROLES for endpoint in endpoints)
     limit = max(width - WIDEST_NUMBERS - (WIDEST_ROLE if have_roles else 0), 15)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("pod", no_wrap=True, min_width=15)
     for heading in (*(["role"] if have_roles else []), *HEADINGS):
         table.add_column(heading, no_wrap=True, justify="left" if heading in ("role", "state") else "right")
-    for endpoint in endpoints:
+    for endpoint in (*endpoints, *([totals] if totals is not None else [])):
         table.add_row(
             Text(cut_start(printable(endpoint.address), limit=limit)),
             *([Text(printable(endpoint.role))] if have_roles else []),
@@ -246,6 +249,7 @@ def _pods_table(endpoints: Sequence[EndpointState], *, width: int) -> Table:
             _share(endpoint.kv_usage),
             _share(endpoint.hit_rate),
             f"{endpoint.picks:,} {endpoint.share:>4.0%}",
+            style="bold" if endpoint is totals else "",
         )
     return table
 
@@ -261,7 +265,7 @@ def _decision(decision: DecisionState, *, zone: tzinfo | None, width: int) -> li
     """A line with the place, one or two with the reasons, and one with what was missing."""
     head = f"{_clock(decision.at, zone=zone)} {_matched(decision):>9}  {_where(decision)}  {_path(decision)}"
     reasons = textwrap.wrap(
-        printable(", ".join(decision.reasons)),
+        printable(decision.why or ", ".join(decision.reasons)),
         width=max(width, 40),
         initial_indent=INDENT,
         subsequent_indent=INDENT,

@@ -8,6 +8,7 @@ import typer
 
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.options import takes_settings
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, people_console, print_data
 
 app = typer.Typer(add_completion=False)
 
@@ -21,7 +22,9 @@ def _group() -> None:
 @takes_settings
 def plan(
     login: AdminLogin,
-    url: Annotated[str, typer.Option(help="The picker's admin address.")] = "http://127.0.0.1:9090",
+    picker: Annotated[
+        str, typer.Option(metavar="URL", help="Admin address of a running picker.")
+    ] = "http://127.0.0.1:9090",
     pool: Annotated[
         list[str] | None,
         typer.Option(metavar="NAMESPACE/NAME", help="Pool to plan for, where there are several. Default: all."),
@@ -48,13 +51,11 @@ def plan(
     ttft_ms: Annotated[
         float | None, typer.Option(min=1, help="Trace: milliseconds promised to the first token. Default: the policy's")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
     timeout_ms: Annotated[float, typer.Option(min=1, help="Milliseconds to wait for the picker.")] = 5000,
 ) -> None:
     """Show how many pods are wanted, of which kind and why, and what they cost: now, in a while, or for a trace."""
-    import msgspec
-    from rich.console import Console
-
     from extproc.errors import ConfigError
     from extproc.local import plan_view
     from extproc.local.trace_file import plan_file
@@ -71,11 +72,11 @@ def plan(
         raise ConfigError("--in: not with --trace, which has its own times")
     seconds = 0.0 if ahead is None else plan_view.seconds_of(ahead, flag="--in")
     slot_seconds = plan_view.seconds_of(slot, flag="--slot")
-    console = Console(highlight=False)
+    form, console = chosen_form(output, json=json), people_console()
 
     def asked() -> list[Plan]:
         return asyncio.run(
-            plan_view.ask(url, seconds=seconds, pool=chosen, timeout_seconds=timeout_ms / 1000, login=login)
+            plan_view.ask(picker, seconds=seconds, pool=chosen, timeout_seconds=timeout_ms / 1000, login=login)
         )
 
     if trace is not None:
@@ -88,15 +89,15 @@ def plan(
             slot_seconds=slot_seconds,
             ttft_seconds=None if ttft_ms is None else ttft_ms / 1000,
         )
-        if json:
-            typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
-        else:
+        if form is OutputForm.TABLE:
             plan_view.show_trace(found, console)
+        else:
+            print_data(found, form)
         return
     plans = asked()
-    if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(plans)).decode())
-    else:
+    if form is OutputForm.TABLE:
         plan_view.show(plans, console)
+    else:
+        print_data(plans, form)
     if not any(each.roles for each in plans):
         raise typer.Exit(1)

@@ -40,7 +40,7 @@ async def ask(url: str, *, seconds: float, pool: str | None, timeout_seconds: fl
                 raise KvmeshError(f"{url} answered {response.status}: {printable((await response.text())[:200])}")
             return msgspec.json.decode(await response.read(), type=list[Plan])
     except aiohttp.InvalidURL as error:
-        raise ConfigError(f"--url {url!r} is not a URL like http://127.0.0.1:9090") from error
+        raise ConfigError(f"--picker {url!r} is not a URL like http://127.0.0.1:9090") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise KvmeshError(f"{url} is not a picker's admin page: its answer is no plan") from error
     except (TimeoutError, aiohttp.ClientError) as error:

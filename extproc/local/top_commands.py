@@ -1,17 +1,25 @@
 """The command `kvmesh top`: what a running cluster does, live in the terminal. Imports late."""
 
 import asyncio
+import os
 import signal
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
-from typing import Annotated, Any
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.options import takes_settings
+from kvmesh.output.forms import WIDE_ENOUGH, AsJson, Output, OutputForm, chosen_form, print_data
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from extproc.local.top_view import Show
 
 app = typer.Typer(add_completion=False)
 
@@ -25,11 +33,12 @@ def _group() -> None:
 @takes_settings
 def top(
     login: AdminLogin,
-    url: Annotated[
+    picker: Annotated[
         list[str] | None,
         typer.Option(
-            help="The picker's admin address; once for each replica, or separated by commas. Default: "
-            "http://127.0.0.1:9090."
+            metavar="URL",
+            help="Admin address of a running picker; once for each replica, or separated by commas. Default: "
+            "http://127.0.0.1:9090.",
         ),
     ] = None,
     pool: Annotated[
@@ -39,75 +48,135 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Show it once and end; exit code 1 where no replica answers.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, one document a line and second.")] = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
 ) -> None:
     """Show pods, classes and the last decisions of a running cluster; several replicas are added up."""
     from rich.console import Console
-    from rich.live import Live
 
     from extproc.errors import ConfigError
     from extproc.local import top_view
-    from extproc.local.live_view import local_zone
     from extproc.local.unread_terminal import standard_output
     from extproc.pools.pool_hosts import only_pool
 
+    form = chosen_form(output, json=json)
     top_view.write_anything(sys.stdout)
-    urls, console = replica_urls(url), Console(file=standard_output())
+    console = Console(file=standard_output())
     try:
-        chosen = only_pool(pool)
+        asked = _Asked(urls=replica_urls(picker), pool=only_pool(pool), login=login)
     except ValueError as error:
         raise ConfigError(f"--pool: {error}") from error
     if once:
-        replicas = asyncio.run(top_view.look_once(urls, pool=chosen, login=login))
-        state, now = top_view.added_up(replicas), time.monotonic()
-        if json:
-            typer.echo(top_view.as_json(replicas, state, now=now).decode())
-        else:
-            height = console.size.height if console.is_terminal else 10_000
-            zone = local_zone()
-            width = console.size.width if console.is_terminal else 200
-            Console(width=width, file=console.file).print(
-                top_view.top_page(replicas, state, now=now, zone=zone, width=width, height=height)
-            )
-        if state is None:
-            raise typer.Exit(1)
-        return
-    view = _UntilInterrupted()  # from here on: the first thing drawn may be answered with Ctrl-C
-    if json:
-        view.run(top_view.follow(urls, pool=chosen, login=login, show=top_view.show_json(console)))
-    elif not console.is_terminal or console.is_dumb_terminal:  # that can draw nothing over what is there
-        lines = top_view.show_lines(console, zone=local_zone())
-        view.run(top_view.follow(urls, pool=chosen, login=login, show=lines))
+        _show_once(asked, console, form)
     else:
-        with Live(console=console, auto_refresh=False, screen=True) as live:
-            pages = top_view.show_pages(live, zone=local_zone())
-            view.run(top_view.follow(urls, pool=chosen, login=login, show=pages))
+        _follow(asked, console, form)
 
 
-class _UntilInterrupted:
-    """Ends work quietly at SIGINT, at whatever moment it comes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """Whom to ask, and for what."""
 
-    `asyncio.run` handles one only once its loop runs: before, it breaks the loop's making with a traceback, or is lost.
+    urls: Sequence[str]
+    pool: str | None
+    login: AdminLogin
+
+
+def _show_once(asked: _Asked, console: "Console", form: OutputForm) -> None:
+    """Show it once; exit code 1 where no replica answers."""
+    from rich.console import Console
+
+    from extproc.local import top_view
+    from extproc.local.live_view import local_zone
+
+    replicas = asyncio.run(top_view.look_once(asked.urls, pool=asked.pool, login=asked.login))
+    state, now = top_view.added_up(replicas), time.monotonic()
+    if form is OutputForm.TABLE:
+        height = console.size.height if console.is_terminal else 10_000
+        width = console.size.width if console.is_terminal else WIDE_ENOUGH
+        page = top_view.top_page(replicas, state, now=now, zone=local_zone(), width=width, height=height)
+        Console(width=width, file=console.file).print(page)
+    else:
+        print_data(top_view.as_data(replicas, state, now=now), form)
+    if state is None:
+        raise typer.Exit(1)
+
+
+def _follow(asked: _Asked, console: "Console", form: OutputForm) -> None:
+    """Show it until it is ended: by a signal, or by a key."""
+    from rich.live import Live
+
+    from extproc.local import top_view
+    from extproc.local.live_view import local_zone
+    from extproc.local.terminal_keys import can_read_keys, keys_heard, single_keys
+
+    view = _UntilEnded()  # from here on: the first thing drawn may be answered with Ctrl-C
+
+    def following(show: "Show") -> Coroutine[Any, Any, None]:
+        return top_view.follow(asked.urls, pool=asked.pool, login=asked.login, show=show)
+
+    if form is not OutputForm.TABLE:
+        view.run(following(top_view.show_data(console, form)))
+    elif not console.is_terminal or console.is_dumb_terminal:  # that can draw nothing over what is there
+        view.run(following(top_view.show_lines(console, zone=local_zone())))
+    else:
+        hears_keys = can_read_keys()
+        quiet = single_keys() if hears_keys else nullcontext()
+        with quiet, Live(console=console, auto_refresh=False, screen=True) as live:
+            screen = top_view.TopScreen(live, hears_keys=hears_keys, zone=local_zone())
+
+            def press(key: str) -> None:
+                screen.press(key)
+                if screen.choice.has_quit:
+                    view.end()
+
+            async def until_quit() -> None:
+                with keys_heard(press) if hears_keys else nullcontext():
+                    await following(screen.show)
+
+            view.run(until_quit())
+    view.end_as_asked()
+
+
+class _UntilEnded:
+    """Ends work quietly at SIGINT or SIGTERM, at whatever moment one comes, so that the terminal is left as it was.
+
+    `asyncio.run` handles SIGINT only once its loop runs: before, it breaks the loop's making with a traceback, or is
+    lost.
     """
 
     def __init__(self) -> None:
-        self._has_come = False
-        signal.signal(signal.SIGINT, self._note)
+        self._has_come: int | None = None
+        self._task: asyncio.Task[None] | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it until it ends or SIGINT comes."""
+        """Run it until it ends, or is ended."""
         asyncio.run(self._run(work))
 
-    def _note(self, *_: object) -> None:
-        self._has_come = True
+    def end(self) -> None:
+        """End what runs."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def end_as_asked(self) -> None:
+        """Die of SIGTERM where that came: who sent it may look at how the process has ended."""
+        if self._has_come == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _note(self, number: int, *_: object) -> None:
+        self._has_come = number
+        self.end()
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="follow the replicas")
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
-        if self._has_come:
-            task.cancel()
+        self._task = asyncio.create_task(work, name="follow the replicas")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._note, number)
+        if self._has_come is not None:
+            self._task.cancel()
         with suppress(asyncio.CancelledError):
-            await task
+            await self._task
 
 
 def replica_urls(given: Sequence[str] | None) -> list[str]:

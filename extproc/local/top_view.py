@@ -8,10 +8,10 @@ asked again.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import tzinfo
 from io import TextIOWrapper
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import aiohttp
 import msgspec
@@ -21,12 +21,17 @@ from rich.live import Live
 from rich.text import Text
 
 from extproc.local.live_view import SafeView, draw_lines, fetch_state, page
+from extproc.local.top_keys import HELP, TopChoice, chosen, pressed, status
+from extproc.local.top_totals import Seen, lines, totals_of
 from extproc.pages.picker_state import ClassState, EndpointState, PickerState
 from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.output.forms import OutputForm, in_form
 from kvmesh.plain_text import printable
 
 REFRESH_SECONDS = 1.0
 CLOSING = "Ctrl-C leaves"
+KEYS = "q quits  / filters  s sorts  p pauses  ? helps"
+AS_IT_IS = TopChoice()
 MOST_DECISIONS = 50
 # the worst first
 _ENDPOINT_STATES = ("unreachable", "not-ready", "terminating", "unknown", "ready")
@@ -151,14 +156,47 @@ async def follow(urls: Sequence[str], *, pool: str | None, login: AdminLogin, sh
             show(known, added_up(known), time.monotonic())
 
 
-def show_pages(live: Live, *, zone: tzinfo | None = None) -> Show:
-    """Draw each state over the one before."""
+class TopScreen:
+    """Draws each state over the one before, as the person at the terminal has chosen."""
 
-    def draw(replicas: Sequence[Replica], state: PickerState | None, now: float) -> None:
-        width, height = live.console.size
-        live.update(top_page(replicas, state, now=now, zone=zone, width=width, height=height), refresh=True)
+    def __init__(self, live: Live, *, hears_keys: bool, zone: tzinfo | None = None) -> None:
+        self.choice = TopChoice()
+        self._live = live
+        self._closing = KEYS if hears_keys else CLOSING
+        self._zone = zone
+        self._seen = Seen()
+        self._shown: tuple[Sequence[Replica], PickerState | None, PickerState | None, float] | None = None
 
-    return draw
+    def show(self, replicas: Sequence[Replica], state: PickerState | None, now: float) -> None:
+        """Draw what is known now; a page that is paused stays."""
+        earlier = self._seen.before(state) if state is not None else None
+        if self._shown is None or not self.choice.is_paused:
+            self._shown = replicas, state, earlier, now
+        self.draw()
+
+    def press(self, key: str) -> None:
+        """Take a key."""
+        self.choice = pressed(self.choice, key)
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw what was shown last, as it is chosen now."""
+        if self._shown is None:
+            return
+        replicas, state, earlier, now = self._shown
+        width, height = self._live.console.size
+        page = top_page(
+            replicas,
+            state,
+            now=now,
+            zone=self._zone,
+            width=width,
+            height=height,
+            earlier=earlier,
+            choice=self.choice,
+            closing=self._closing,
+        )
+        self._live.update(page, refresh=True)
 
 
 def show_lines(console: Console, *, zone: tzinfo | None) -> Show:
@@ -177,11 +215,13 @@ def show_lines(console: Console, *, zone: tzinfo | None) -> Show:
     return draw
 
 
-def show_json(console: Console) -> Show:
-    """Print one JSON document a line."""
+def show_data(console: Console, form: OutputForm) -> Show:
+    """Print one JSON document a line, or YAML documents."""
 
     def draw(replicas: Sequence[Replica], state: PickerState | None, now: float) -> None:
-        console.out(as_json(replicas, state, now=now).decode(), highlight=False)
+        known = as_data(replicas, state, now=now)
+        text = msgspec.json.encode(known).decode() if form is OutputForm.JSON else f"---\n{in_form(known, form)}"
+        console.out(text, highlight=False)
 
     return draw
 
@@ -194,41 +234,57 @@ def top_page(
     zone: tzinfo | None,
     width: int,
     height: int,
+    earlier: PickerState | None = None,
+    choice: TopChoice = AS_IT_IS,
+    closing: str = CLOSING,
 ) -> Group:
-    """At most `height` lines: the replicas in one line while all answer, one line for each that does not, the page."""
+    """At most `height` lines: the replicas in one line while all answer, one line for each that does not, the page.
+
+    `earlier` is an answer from before, to tell what has come since.
+    """
     lost = [replica for replica in replicas if replica.problem is not None]
     connected = sum(replica.problem is None and replica.state is not None for replica in replicas)
     head = f"kvmesh top    {connected} of {len(replicas)} replicas connected"
-    lines = [Text(head, style="bold", no_wrap=True, overflow="ellipsis")]
+    head += f"    {printable(status(choice))}" if status(choice) else ""
+    above = [Text(head, style="bold", no_wrap=True, overflow="ellipsis")]
     room = max(height // 3, 1)
     for replica in lost if len(lost) <= room else lost[: room - 1]:
-        lines.append(Text(printable(replica.line(now=now)), style="red", no_wrap=True, overflow="ellipsis"))
+        above.append(Text(printable(replica.line(now=now)), style="red", no_wrap=True, overflow="ellipsis"))
     if len(lost) > room:
-        lines.append(Text(f"and {len(lost) - room + 1} more are lost", style="red", no_wrap=True))
+        above.append(Text(f"and {len(lost) - room + 1} more are lost", style="red", no_wrap=True))
+    if choice.shows_help:
+        return Group(*above, *(Text(f"  {key:<4}{does}", no_wrap=True, overflow="ellipsis") for key, does in HELP))
     if state is None:
-        return Group(*lines)
+        return Group(*above)
     if not connected:
-        lines.append(Text("what is shown below is old", style="red"))
-    left = height - len(lines)
-    return Group(*lines, page(state, zone=zone, width=width, height=left, lines_above=0, closing=CLOSING))
-
-
-def as_json(replicas: Sequence[Replica], state: PickerState | None, *, now: float) -> bytes:
-    """Return all that is known as one document: `replicas` (url, connected, age_seconds, problem) and `state`."""
-    return msgspec.json.encode(
-        {
-            "replicas": [
-                {
-                    "url": replica.url,
-                    "connected": replica.problem is None and replica.state is not None,
-                    "age_seconds": None if replica.heard_at is None else round(now - replica.heard_at, 3),
-                    "problem": replica.problem,
-                }
-                for replica in replicas
-            ],
-            "state": state,
-        }
+        above.append(Text("what is shown below is old", style="red"))
+    body = page(
+        chosen(state, choice),
+        zone=zone,
+        width=width,
+        height=height - len(above),
+        lines_above=0,
+        closing=closing,
+        totals=totals_of(state.endpoints) if len(state.endpoints) > 1 else None,
+        below_pods=lines(state, earlier, width=width),
     )
+    return Group(*above, body)
+
+
+def as_data(replicas: Sequence[Replica], state: PickerState | None, *, now: float) -> Mapping[str, Any]:
+    """Return all that is known as one document: `replicas` (url, connected, age_seconds, problem) and `state`."""
+    return {
+        "replicas": [
+            {
+                "url": replica.url,
+                "connected": replica.problem is None and replica.state is not None,
+                "age_seconds": None if replica.heard_at is None else round(now - replica.heard_at, 3),
+                "problem": replica.problem,
+            }
+            for replica in replicas
+        ],
+        "state": state,
+    }
 
 
 def write_anything(stream: TextIO) -> None:

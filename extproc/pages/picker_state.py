@@ -256,6 +256,7 @@ class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None  # of a refusal, or `failed-open`
     message: str | None = None
     reasons: Sequence[str] = ()
+    why: str = ""  # in `GET /state`, which has no candidates: why it went there, in a sentence or two
     fallbacks: Sequence[str] = ()
     prompt_tokens: int = 0
     matched_tokens: int = 0
@@ -351,6 +352,13 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     shadow: bool = False
 
 
+class MeasuredState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pods have measured since the picker saw them first, of all models and roles: a histogram."""
+
+    bounds: Sequence[float] = ()  # seconds
+    counts: Sequence[float] = ()  # requests by bucket, not cumulative; the last bucket has no bound
+
+
 class PickerState(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /state`: one pool; decisions are newest first, classes the most important first."""
 
@@ -369,6 +377,7 @@ class PickerState(msgspec.Struct, frozen=True, kw_only=True):
     pool: str | None = ""  # None: the picker serves several, and none was named
     pools: Sequence[PoolState] = ()
     shadow: bool = False  # what the policy would refuse, degrade, offload or scale is only counted and shown
+    ttft: MeasuredState = MeasuredState()
 
 
 class ListedEndpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ Read from the pool's picker when it is asked for. Beside it, only the tree of pr
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,6 +18,7 @@ from extproc.doctor.findings import Finding
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pages.decision_state import admission_state, decision_state, record_id, rounded, with_candidates
+from extproc.pages.decision_words import why
 from extproc.pages.history_state import HistoryEvent, history_state
 from extproc.pages.picker_state import (
     ClassesEvent,
@@ -27,6 +28,7 @@ from extproc.pages.picker_state import (
     FindingState,
     IndexEvent,
     IndexState,
+    MeasuredState,
     MissingInput,
     PickerState,
     PodsEvent,
@@ -47,8 +49,10 @@ from extproc.records.request_events import DecisionRecord
 from extproc.slo.attainment import Attainment
 from kvmesh.blocks.cache_groups import is_of_group
 from kvmesh.blocks.source import WORST_FIRST, IndexStatus, SourceStatus
+from kvmesh.metrics.registry import Histogram
 
 SHOWN_DECISIONS = 50  # in the state
+COMPARED = 2  # candidates: the winner and the best of the others
 MOST_PODS = 1000
 MOST_SOURCES = 500
 MOST_FINDINGS = 200
@@ -61,6 +65,7 @@ class PoolPages:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
+        self._said: dict[str, str] = {}  # why, by the decisions that were shown last
         self.prefixes = PrefixWatch(
             shows_text=lambda: self.policy.observability.show_prompt_text, clock=time.monotonic, random=random.random
         )
@@ -117,12 +122,24 @@ class PoolPages:
             },
             replicas=self._replicas(),
             findings=None if findings is None else [_finding(finding) for finding in findings],
-            decisions=[
-                decision_state(record, policy=self.policy, most=0)
-                for record in islice(self.pool.runtime.recent, SHOWN_DECISIONS)
-            ],
+            decisions=self._in_short(list(islice(self.pool.runtime.recent, SHOWN_DECISIONS))),
             shadow=self.policy.shadow,
+            ttft=_added_up(self.pool.telemetry.latencies.ttft.series.values()),
         )
+
+    def _in_short(self, records: Sequence[DecisionRecord]) -> list[DecisionState]:
+        """Return decisions without their candidates, which are compared once for each record."""
+        said: dict[str, str] = {}
+        shown = []
+        for record in records:
+            short = decision_state(record, policy=self.policy, most=0)
+            words = self._said.get(short.id)
+            if words is None:
+                words = why(decision_state(record, policy=self.policy, most=COMPARED))
+            said[short.id] = words
+            shown.append(structs.replace(short, why=words))
+        self._said = said
+        return shown
 
     def endpoints(self, index: IndexStatus | str) -> PodsEvent:
         """Return a line for each endpoint, in the order in which they are configured, and their sums."""
@@ -312,6 +329,16 @@ def _trust(index: IndexStatus | str) -> tuple[str, str | None]:
     if isinstance(index, str):
         return "unavailable", index
     return ("ok", None) if index.indexer_alive else ("stale", NO_INDEXER)
+
+
+def _added_up(histograms: Iterable[Histogram]) -> MeasuredState:
+    """Return the sums of histograms of one metric."""
+    series = list(histograms)
+    if not series:
+        return MeasuredState()
+    return MeasuredState(
+        bounds=series[0].bounds, counts=[sum(same) for same in zip(*(h.counts for h in series), strict=True)]
+    )
 
 
 def _endpoint(status: EndpointStatus, sources: Sequence[SourceStatus], **known_here: Any) -> EndpointState:

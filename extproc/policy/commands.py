@@ -4,19 +4,19 @@ import asyncio
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from extproc.errors import ConfigError, KvmeshError
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.options import takes_settings
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, people_console, print_data
 
 if TYPE_CHECKING:
     from kvmesh.documents.documents import Snapshot
 
 FAILURE, WRONG_USAGE = 1, 2
-FILE_COLUMNS = 200  # of tables that go to no terminal
 
 app = typer.Typer()
 policy = typer.Typer(no_args_is_help=True, help="What InferencePolicies come to.")
@@ -42,10 +42,13 @@ def explain(
             "InferencePolicy); a namespace. Left out: an overview.",
         ),
     ] = None,
-    url: Annotated[str, typer.Option(help="Admin address of a running picker.")] = "http://127.0.0.1:9090",
-    folder: Annotated[
+    picker: Annotated[
+        str, typer.Option(metavar="URL", help="Admin address of a running picker.")
+    ] = "http://127.0.0.1:9090",
+    policies: Annotated[
         Path | None,
         typer.Option(
+            metavar="FOLDER",
             exists=True,
             file_okay=False,
             help="Folder of YAML or JSON documents to merge here, in place of asking a picker.",
@@ -56,9 +59,12 @@ def explain(
     ] = False,
     root_namespace: Annotated[
         str,
-        typer.Option(help="With --folder or --kubernetes: namespace whose policies without targetRefs are mesh-wide."),
+        typer.Option(
+            help="With --policies or --kubernetes: namespace whose policies without targetRefs are mesh-wide."
+        ),
     ] = "istio-system",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON with stable field names.")] = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
     resource: Annotated[
         bool,
         typer.Option(
@@ -75,27 +81,23 @@ def explain(
 
     The exit code is 1 where some policy is not in force, something else is wrong, or the target is not there.
     """
-    from rich.console import Console
-
     from extproc.policy.view import ask_picker, explain_snapshot, is_all_in_force, render, render_overview, resources_of
 
+    form = chosen_form(output, json=json)
     try:
-        if folder is not None or kubernetes:
-            snapshot = _snapshot(folder, timeout_seconds=timeout_ms / 1000)
+        if policies is not None or kubernetes:
+            snapshot = _snapshot(policies, timeout_seconds=timeout_ms / 1000)
             answer = explain_snapshot(snapshot, target, root_namespace=root_namespace, now=datetime.now(UTC))
         else:
-            answer = asyncio.run(ask_picker(url, target, timeout_seconds=timeout_ms / 1000, login=login))
+            answer = asyncio.run(ask_picker(picker, target, timeout_seconds=timeout_ms / 1000, login=login))
     except KvmeshError as error:
         _fail("explain", error)
     if resource:
         typer.echo(resources_of(answer), nl=False)
-    elif json:
-        _print_json(answer)
+    elif form is OutputForm.TABLE:
+        (render if target else render_overview)(answer, console=people_console())
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = FILE_COLUMNS
-        (render if target else render_overview)(answer, console=console)
+        print_data(answer, form)
     if not is_all_in_force(answer):
         raise typer.Exit(FAILURE)
 
@@ -111,7 +113,8 @@ def check(
     root_namespace: Annotated[
         str, typer.Option(help="Namespace whose policies without targetRefs are mesh-wide.")
     ] = "istio-system",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON with stable field names.")] = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
     resource: Annotated[
         bool,
         typer.Option(
@@ -128,12 +131,13 @@ def check(
     from extproc.policy.check import check_texts, texts_of
     from extproc.policy.check_view import check_lines, check_resources
 
+    form = chosen_form(output, json=json)
     texts = texts_of(files, stdin=sys.stdin.buffer.read)
     found = check_texts(texts, root_namespace=root_namespace, now=datetime.now(UTC))
     if resource:
         typer.echo(check_resources(found), nl=False)
-    if json:
-        _print_json([each.shown() for each in found])
+    if form is not OutputForm.TABLE:
+        print_data([each.shown() for each in found], form)
     else:
         for line in check_lines(found):
             typer.echo(line, err=resource)
@@ -151,12 +155,6 @@ def _snapshot(folder: Path | None, *, timeout_seconds: float) -> "Snapshot":
         return asyncio.run(first_snapshot(source, timeout_seconds=timeout_seconds))
     except KubernetesConfigError as error:
         raise ConfigError(str(error)) from error
-
-
-def _print_json(answer: Any) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
 
 
 def _fail(command: str, error: KvmeshError) -> NoReturn:

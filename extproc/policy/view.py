@@ -50,7 +50,7 @@ async def ask_picker(
                 raise KvmeshError(f"{url} answered {response.status} without policies: is this a picker with pools?")
             return answer
     except aiohttp.InvalidURL as error:
-        raise ConfigError(f"--url {url!r} is not a URL like http://127.0.0.1:9090") from error
+        raise ConfigError(f"--picker {url!r} is not a URL like http://127.0.0.1:9090") from error
     except msgspec.DecodeError as error:
         raise KvmeshError(f"{url} is not a picker's admin page: its answer is no JSON") from error
     except (TimeoutError, aiohttp.ClientError) as error:

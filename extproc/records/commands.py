@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import msgspec
 import typer
 
 from extproc.errors import ConfigError
@@ -16,6 +15,7 @@ from extproc.records.audit_chain import AuditKey, ChainEnd, parse_keys
 from extproc.records.audit_verify import MissingKeyError, Verdict, verify_chains
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.options import takes_settings
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, in_form
 from kvmesh.plain_text import printable
 from kvmesh.redis.address import RedisAccess
 
@@ -32,7 +32,7 @@ app.add_typer(audit, name="audit", help="Check and read what pickers have writte
 @audit.command("verify")
 def verify(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Files of one target, in any order.")],
-    key_file: Annotated[
+    audit_key_file: Annotated[
         Path | None,
         typer.Option(help="Keys of the chain, as the pickers had them: lines `id:key`. Needed where it is keyed."),
     ] = None,
@@ -49,23 +49,25 @@ def verify(
             metavar="CHAIN:SEQ:HASH", help="A line that was noted elsewhere and must be there; may be repeated."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
 ) -> None:
     """Find any change, gap, reordering, truncation or splice. Exit 0: whole; 1: not; 2: cannot tell; 3: no end."""
+    form = chosen_form(output, json=json)
     if len({file.resolve() for file in files}) != len(files):
         raise ConfigError("a file is named twice")
     try:
         verdict = verify_chains(
             ((str(file), _lines(file)) for file in files),
-            keys=_keys(key_file),
+            keys=_keys(audit_key_file),
             now=time.time(),
             whole=whole,
             interleaved=interleaved,
             expected=[_expected(text) for text in expect or ()],
         )
     except MissingKeyError as error:
-        _cannot_tell(f"{error}; give --key-file")
-    print(msgspec.json.encode(verdict).decode() if json else described(verdict))  # noqa: T201
+        _cannot_tell(f"{error}; give --audit-key-file")
+    typer.echo(described(verdict) if form is OutputForm.TABLE else in_form(verdict, form))
     if not verdict.is_whole:
         raise typer.Exit(NOT_WHOLE)
     if not verdict.chains:
@@ -77,10 +79,10 @@ def verify(
 @takes_settings
 def read(
     access: RedisAccess,
-    stream: Annotated[str, typer.Option(metavar="NAME", help="The pickers' --access-log-stream.")],
+    access_log_stream: Annotated[str, typer.Option(metavar="NAME", help="The stream, as the pickers have it.")],
 ) -> None:
     """Print the lines of a Redis Stream, oldest first, as `kvmesh audit verify --interleaved` reads them."""
-    asyncio.run(print_stream(access, name=stream))
+    asyncio.run(print_stream(access, name=access_log_stream))
 
 
 def described(verdict: Verdict) -> str:

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvmesh.options import takes_settings
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, people_console, print_data
 from kvmesh.redis.address import RedisAccess
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kv_indexer.inspect.redis_inspect import RedisInspector
 
 FAILURE, WRONG_USAGE = 1, 2
-Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable field names instead of a table.")]
 TimeoutMs = Annotated[float, typer.Option(min=1, help="Milliseconds to wait for each answer of Redis.")]
 
 app = typer.Typer()
@@ -36,7 +34,8 @@ def sources(
         float,
         typer.Option(min=0, max=60_000, help="Milliseconds between the two looks that events/s needs; 0: one look."),
     ] = 1000,
-    json: Json = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
     timeout_ms: TimeoutMs = 5000,
 ) -> None:
     """Show every source: state, epoch, sequence, lag, blocks, events/s, and who follows it."""
@@ -51,8 +50,9 @@ def sources(
         finally:
             await shared.close()
 
+    form = chosen_form(output, json=json)
     report = _ask("sources", access, look, timeout_ms=timeout_ms)
-    _print(report, json=json, show=show_sources)
+    _print(report, form, show=show_sources)
 
 
 @index.command("verify")
@@ -60,7 +60,8 @@ def sources(
 def verify(
     access: RedisAccess,
     listed: Annotated[int, typer.Option(min=0, help="Differences to list; all are counted.")] = 100,
-    json: Json = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
     timeout_ms: TimeoutMs = 5000,
 ) -> None:
     """Recount the index from raw keys, and list what contradicts itself; safe while it is in use.
@@ -73,21 +74,28 @@ def verify(
     async def recount(inspector: "RedisInspector") -> Any:
         return await IndexVerifier(inspector, listed=listed, progress=_tell).verify()
 
+    form = chosen_form(output, json=json)
     audit = _ask("verify", access, recount, timeout_ms=timeout_ms, failure=WRONG_USAGE)
-    _print(audit, json=json, show=show_audit)
+    _print(audit, form, show=show_audit)
     if audit.counts:
         raise typer.Exit(FAILURE)
 
 
 @index.command("size")
 @takes_settings
-def size(access: RedisAccess, json: Json = False, timeout_ms: TimeoutMs = 5000) -> None:
+def size(
+    access: RedisAccess,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
+    timeout_ms: TimeoutMs = 5000,
+) -> None:
     """Show what each source takes in Redis: estimated from samples, and by the formula of docs/reference/redis.md."""
     from kv_indexer.inspect.index_pages import show_sizes
     from kv_indexer.inspect.inspect_index import inspect_sizes
 
+    form = chosen_form(output, json=json)
     report = _ask("size", access, inspect_sizes, timeout_ms=timeout_ms)
-    _print(report, json=json, show=show_sizes)
+    _print(report, form, show=show_sizes)
 
 
 @index.command("clear")
@@ -96,22 +104,24 @@ def clear(
     access: RedisAccess,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="HOST:PORT#RANK, or HOST:PORT for all its ranks.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    json: Json = False,
+    output: Output = OutputForm.TABLE,
+    json: AsJson = False,
     timeout_ms: TimeoutMs = 5000,
 ) -> None:
     """Hide all blocks of a source at once, and have the indexer that follows it replay its events."""
     from kv_indexer.inspect.index_pages import show_cleared
     from kv_indexer.inspect.inspect_index import clear_sources, find_targets
 
+    form = chosen_form(output, json=json)
     targets = _ask("clear", access, lambda inspector: find_targets(inspector, source), timeout_ms=timeout_ms)
     if not yes:
         named = ", ".join(f"{target.stream} ({target.blocks:,} blocks)" for target in targets)
         typer.confirm(f"Clear {named}? Requests miss its cache until it is replayed", abort=True, err=True)
     cleared = _ask("clear", access, lambda inspector: clear_sources(inspector, targets), timeout_ms=timeout_ms)
-    if json:
-        _print_json({"cleared": [asdict(one) for one in cleared]})
+    if form is OutputForm.TABLE:
+        show_cleared(cleared, console=people_console())
     else:
-        show_cleared(cleared, console=_console())
+        print_data({"cleared": [asdict(one) for one in cleared]}, form)
 
 
 def _ask(
@@ -151,20 +161,8 @@ def _tell(progress: str) -> None:
         typer.echo(progress, err=True)
 
 
-def _print(report: Any, *, json: bool, show: Callable[..., None]) -> None:
-    if json:
-        _print_json(asdict(report))
+def _print(report: Any, form: OutputForm, *, show: Callable[..., None]) -> None:
+    if form is OutputForm.TABLE:
+        show(report, console=people_console())
     else:
-        show(report, console=_console())
-
-
-def _print_json(value: Any) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console(highlight=False)
+        print_data(asdict(report), form)

@@ -107,7 +107,7 @@ async def pools_mesh(
         redis.start()
         grpc, admin, indexer = _free(3, avoid=(port, redis.port))
         common = ("--host", HOST, "--redis", redis.url, *flags)
-        follows = (*common, "--pools", str(documents), "--indexer-admin-port", str(indexer))
+        follows = (*common, "--policies", str(documents), "--indexer-admin-port", str(indexer))
         ports = ("--grpc-port", str(grpc), "--admin-port", str(admin))
         picks = (*common, "--policies", str(documents), *ports, *picker_flags)
         programs = [

@@ -267,7 +267,7 @@ def _indexer_of_pools(folder: Path, redis: RedisServer) -> Iterator[tuple[subpro
     """Start an indexer that follows a folder, which is empty yet."""
     (folder / "pools").mkdir()
     port = free_port()
-    command = [sys.executable, "-m", "extproc", "indexer", "--pools", str(folder / "pools"), "--redis", redis.url]
+    command = [sys.executable, "-m", "extproc", "indexer", "--policies", str(folder / "pools"), "--redis", redis.url]
     with (folder / "pools.log").open("wb") as log:
         process = subprocess.Popen([*command, "--indexer-admin-port", str(port)], stdout=log, stderr=log)
     try:

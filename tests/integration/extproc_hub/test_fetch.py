@@ -62,7 +62,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubState]:
 
 
 def call(cache: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["models", "fetch", *arguments, f"--into={cache}"])
+    return CliRunner().invoke(app, ["models", "fetch", *arguments, f"--tokenizers={cache}"])
 
 
 def told(cache: Path, *arguments: str) -> dict[str, Any]:
@@ -279,7 +279,13 @@ def test_one_that_is_ended_leaves_nothing(hub: HubState, tmp_path: Path) -> None
         return trickle(handler)
 
     hub.faults.append(times(999, without_end, where=hashed(TOKENIZER)))
-    command = [str(Path(sys.executable).with_name("kvmesh")), "models", "fetch", "org/llama", f"--into={tmp_path}"]
+    command = [
+        str(Path(sys.executable).with_name("kvmesh")),
+        "models",
+        "fetch",
+        "org/llama",
+        f"--tokenizers={tmp_path}",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert has_begun.wait(timeout=30)
         process.send_signal(signal.SIGTERM)
@@ -351,7 +357,7 @@ def test_a_certificate_that_is_not_trusted(hub: HubState, tmp_path: Path) -> Non
     with hub_server(tls=context) as state:
         state.repository("org/llama", FILES)
         environment = os.environ | {"HF_ENDPOINT": state.endpoint}
-        command.append(f"--into={tmp_path / 'cache'}")
+        command.append(f"--tokenizers={tmp_path / 'cache'}")
         refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert refused.returncode == 1
         assert "is not trusted: name its authority by SSL_CERT_FILE" in refused.stderr
@@ -361,7 +367,13 @@ def test_a_certificate_that_is_not_trusted(hub: HubState, tmp_path: Path) -> Non
 
 
 def test_replicas_may_fetch_into_one_cache_at_once(hub: HubState, tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("kvmesh")), "models", "fetch", "org/llama", f"--into={tmp_path}"]
+    command = [
+        str(Path(sys.executable).with_name("kvmesh")),
+        "models",
+        "fetch",
+        "org/llama",
+        f"--tokenizers={tmp_path}",
+    ]
     replicas = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     said = [process.communicate()[0] for process in replicas]
     assert [process.returncode for process in replicas] == [0, 0, 0], said
@@ -420,7 +432,7 @@ def test_a_record_says_what_was_fetched(hub: HubState, tmp_path: Path) -> None:
 )
 def test_wrong_usage(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = subprocess.run(
-        [str(Path(sys.executable).with_name("kvmesh")), "models", "fetch", *arguments, f"--into={tmp_path}"],
+        [str(Path(sys.executable).with_name("kvmesh")), "models", "fetch", *arguments, f"--tokenizers={tmp_path}"],
         capture_output=True,
         text=True,
         check=False,

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from extproc.local.ports import pick_free_port
 from extproc.local.top_commands import app
-from extproc.local.top_view import Replica, follow, look_once, show_pages
+from extproc.local.top_view import Replica, TopScreen, follow, look_once
 from extproc.pages.picker_state import PickerState
 from kvmesh.admin.admin_login import AdminLogin
 from tests.integration.kv_redis import RedisServer
@@ -109,7 +109,8 @@ async def test_a_real_pickers_state_is_drawn_on_a_terminal(redis_server: RedisSe
         (await picker.ask("hello world " * 40)).finish()
         with Live(console=console, auto_refresh=False) as live:
             following = asyncio.create_task(
-                follow([picker.admin], pool=None, login=AdminLogin(), show=show_pages(live)), name="top"
+                follow([picker.admin], pool=None, login=AdminLogin(), show=TopScreen(live, hears_keys=False).show),
+                name="top",
             )
             assert isinstance(console.file, StringIO)
             async with asyncio.timeout(DEADLINE_SECONDS):
@@ -140,9 +141,9 @@ async def test_a_missing_token_is_said_in_the_pages_words_and_the_right_one_open
 async def test_once_prints_the_page_or_json_and_ends(redis_server: RedisServer) -> None:
     async with live_picker(redis_server.url) as picker:
         (await picker.ask("hello world " * 40)).finish()
-        text = await asyncio.to_thread(CliRunner().invoke, app, ["top", "--once", "--url", picker.admin])
+        text = await asyncio.to_thread(CliRunner().invoke, app, ["top", "--once", "--picker", picker.admin])
         as_json = await asyncio.to_thread(
-            CliRunner().invoke, app, ["top", "--once", "--json", "--url", f"{picker.admin}/,{picker.admin}"]
+            CliRunner().invoke, app, ["top", "--once", "--json", "--picker", f"{picker.admin}/,{picker.admin}"]
         )
 
     assert (text.exit_code, as_json.exit_code) == (0, 0)
@@ -164,13 +165,14 @@ async def test_a_terminal_that_has_no_such_signs_or_cannot_be_drawn_over_gets_wh
             "-c",
             "from extproc.local.top_commands import app; app()",
             "top",
-            "--url",
+            "--picker",
             picker.admin,
         ]
-        once = await asyncio.create_subprocess_exec(*command, "--once", stdout=PIPE, stderr=PIPE, env=ascii_only)
+        further = ("--once", "--picker", f"http://{HOST}:1/é")
+        once = await asyncio.create_subprocess_exec(*command, *further, stdout=PIPE, stderr=PIPE, env=ascii_only)
         async with asyncio.timeout(DEADLINE_SECONDS):
             page, errors = await once.communicate()
-        assert (once.returncode, b"?" in page, errors) == (0, True, b"")  # a `×` in the reasons
+        assert (once.returncode, b"?" in page, errors) == (0, True, b"")  # the address of a replica
 
         leader, follower = pty.openpty()
         drawing = await asyncio.create_subprocess_exec(
@@ -195,7 +197,7 @@ async def test_a_terminal_that_is_not_read_does_not_keep_it_from_ending(terminal
     fill = os.open(os.ttyname(follower), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         drawing = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", code, "top", "--url", nowhere),
+            *(sys.executable, "-c", code, "top", "--picker", nowhere),
             stdin=follower,
             stdout=follower,
             stderr=PIPE,
@@ -221,7 +223,7 @@ async def test_a_terminal_that_is_not_read_does_not_keep_it_from_ending(terminal
 def test_once_without_an_answer_says_why_and_fails(form: list[str]) -> None:
     url = f"http://{HOST}:{pick_free_port(host=HOST, avoid=())}"
 
-    ended = CliRunner().invoke(app, ["top", "--once", "--url", url, *form])
+    ended = CliRunner().invoke(app, ["top", "--once", "--picker", url, *form])
 
     assert ended.exit_code == 1
     assert "Cannot connect to host" in ended.stdout

@@ -64,7 +64,7 @@ class _Gone(StandardOutput):
 
 
 def verify(*files: Path, keys: Path, options: Sequence[str] = ()) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["audit", "verify", *map(str, files), "--key-file", str(keys), *options])
+    result = CliRunner().invoke(app, ["audit", "verify", *map(str, files), "--audit-key-file", str(keys), *options])
     return result.exit_code, result.output
 
 
@@ -229,17 +229,17 @@ def test_the_lines_of_a_stream_are_read_as_they_are_verified(tmp_path: Path, key
             await writer.close()
 
         asyncio.run(write())
-        read = CliRunner().invoke(app, ["audit", "read", "--redis", redis.url, "--stream", "audit"])
+        read = CliRunner().invoke(app, ["audit", "read", "--redis", redis.url, "--access-log-stream", "audit"])
         assert read.exit_code == 0, read.output
         printed = tmp_path / "lines"
         printed.write_bytes(read.stdout_bytes)
         code, words = verify(printed, keys=keys, options=["--interleaved", "--whole"])
         assert (code, "1200 decisions" in words) == (0, True), words
-        nothing = CliRunner().invoke(app, ["audit", "read", "--redis", redis.url, "--stream", "another"])
+        nothing = CliRunner().invoke(app, ["audit", "read", "--redis", redis.url, "--access-log-stream", "another"])
         assert (nothing.exit_code, nothing.stdout_bytes) == (0, b"")
     finally:
         redis.kill()
-    gone = CliRunner().invoke(app, ["audit", "read", "--redis", redis.url, "--stream", "audit"])
+    gone = CliRunner().invoke(app, ["audit", "read", "--redis", redis.url, "--access-log-stream", "audit"])
     assert gone.exit_code != 0
 
 

@@ -69,7 +69,7 @@ async def test_a_folder_of_documents_says_whom_to_follow_and_changes_are_taken_u
     documents = [pool(ports=(port_of(vllm),)), pod("a", "127.0.0.1")]
     (folder / "llama.yaml").write_text(yaml.safe_dump_all(documents))
     await vllm.publish(stored(1, 2))
-    with command(redis_server, tmp_path, "--pools", str(folder)) as indexer:
+    with command(redis_server, tmp_path, "--policies", str(folder)) as indexer:
         await eventually_async(indexer.is_ready, True)
         await eventually_async(lambda: hits(redis_server, "llm/llama"), {vllm.endpoint: 2})
 
@@ -113,10 +113,10 @@ async def test_a_kubernetes_api_says_whom_to_follow(
     [
         ((), "--endpoints and --model missing"),
         (("--model", "tiny"), "--endpoints missing"),
-        (("--kubernetes", "--pools", "."), "exclude each other"),
+        (("--kubernetes", "--policies", "."), "exclude each other"),
         (("--kubernetes", "--model", "tiny"), "leave out --endpoints and --model"),
         (("--namespaces", "llm", "--endpoints", "a:1", "--model", "tiny"), "--namespaces belongs to --kubernetes"),
-        (("--pools", "/nowhere/at/all"), "is no folder"),
+        (("--policies", "/nowhere/at/all"), "is no folder"),
         (("--kubernetes",), "KUBECONFIG: there is no file"),
     ],
 )

@@ -89,10 +89,10 @@ async def test_explain_and_policy_explain_get_in_by_their_flags(tmp_path: Path) 
     (tmp_path / "body.json").write_text('{"prompt": "hello"}')
     async with guarded(tmp_path) as picker:
         explained = await call(
-            commands, "explain", str(tmp_path / "body.json"), "--json", "--url", picker.url, *picker.flags
+            commands, "explain", str(tmp_path / "body.json"), "--json", "--picker", picker.url, *picker.flags
         )
         assert (explained.exit_code, json.loads(explained.stdout)) == (0, EXPLAINED)
-        policies = await call(policy_commands, "policy", "explain", "--json", "--url", picker.url, *picker.flags)
+        policies = await call(policy_commands, "policy", "explain", "--json", "--picker", picker.url, *picker.flags)
         assert (policies.exit_code, json.loads(policies.stdout)) == (0, POLICIES)
 
 

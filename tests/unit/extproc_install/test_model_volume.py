@@ -50,7 +50,7 @@ def test_pickers_look_for_folders_where_a_volume_has_them(
 def test_models_are_fetched_before_a_picker_starts_and_never_keep_it_from_starting() -> None:
     [first] = pod(**FETCHED, hub_endpoint="https://mirror.example.com", hub_token_secret="hub")["initContainers"]
     assert first["args"] == [
-        "models", "fetch", "--into=/models", "--best-effort", "--summary-file=/dev/termination-log",
+        "models", "fetch", "--tokenizers=/models", "--best-effort", "--summary-file=/dev/termination-log",
         "meta/llama@v1,chat=org/model",
     ]  # fmt: skip
     assert {each["name"]: each.get("value", each.get("valueFrom")) for each in first["env"]} == {

@@ -86,7 +86,7 @@ def test_a_trace_needs_no_picker_where_its_pods_are_declared() -> None:
         (["--pod", "prefill=1"], "--pod: only with --trace"),
         (["--trace", "x", "--in", "1h"], "--in: not with --trace"),
         (["--trace", "/nowhere/t.jsonl", "--pod", "prefill=1"], "--trace: cannot read /nowhere/t.jsonl: No such file"),
-        (["--url", "http://127.0.0.1:9"], "the picker's admin page at http://127.0.0.1:9 does not answer"),
+        (["--picker", "http://127.0.0.1:9"], "the picker's admin page at http://127.0.0.1:9 does not answer"),
     ],
 )
 def test_mistakes_are_told_in_words(arguments: list[str], words: str) -> None:

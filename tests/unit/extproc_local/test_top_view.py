@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from extproc.local.top_commands import replica_urls
-from extproc.local.top_view import Replica, added_up, as_json, show_json, show_lines, top_page
+from extproc.local.top_view import Replica, added_up, as_data, show_data, show_lines, top_page
 from extproc.pages.picker_state import ClassState, DecisionState, EndpointState, IndexState, PickerState, PoolState
+from kvmesh.output.forms import OutputForm
 
 STATE = PickerState(
     now=1_700_000_002.0,
@@ -117,11 +118,11 @@ def test_in_a_pipe_each_decision_and_each_trouble_comes_once() -> None:
 def test_json_is_one_document_a_line() -> None:
     console = Console(file=StringIO(), width=20)
 
-    show_json(console)([WELL, LOST], STATE, 105.0)
+    show_data(console, OutputForm.JSON)([WELL, LOST], STATE, 105.0)
 
     assert isinstance(console.file, StringIO)
     (line,) = console.file.getvalue().splitlines()
-    assert json.loads(line) == json.loads(as_json([WELL, LOST], STATE, now=105.0))
+    assert json.loads(line) == json.loads(msgspec.json.encode(as_data([WELL, LOST], STATE, now=105.0)))
     assert json.loads(line)["replicas"] == [
         {"url": "http://a:9090", "connected": True, "age_seconds": 5.0, "problem": None},
         {"url": "http://b:9090", "connected": False, "age_seconds": 25.0, "problem": "no answer in 2 s"},

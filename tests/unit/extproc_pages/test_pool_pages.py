@@ -80,7 +80,10 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
             checks=SimpleNamespace(states={"tiny": TokenState(TokenVerdict.EXACT, "as 2 pods")}),
         ),
         quotas=SimpleNamespace(facts=lambda: {"quotas": 1}),
-        telemetry=SimpleNamespace(slo=SimpleNamespace(attainment={"critical": KEPT}.get)),
+        telemetry=SimpleNamespace(
+            slo=SimpleNamespace(attainment={"critical": KEPT}.get),
+            latencies=SimpleNamespace(ttft=SimpleNamespace(series={})),
+        ),
         scale=SimpleNamespace(
             acts=(),
             signals={"both": Signal(role="both", wanted=3, told=2, ready=1, present=2, reason="so", shadow=True)},

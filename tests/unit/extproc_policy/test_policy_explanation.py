@@ -171,7 +171,7 @@ def folder_with(path: Path, *documents: Any) -> Path:
 
 
 def test_a_folder_is_explained_without_any_picker(tmp_path: Path) -> None:
-    code, shown = run("explain", "a/llama", "--folder", str(folder_with(tmp_path, POOL, POD, MESH, OWN)))
+    code, shown = run("explain", "a/llama", "--policies", str(folder_with(tmp_path, POOL, POD, MESH, OWN)))
     assert code == 0, shown
     lines = [line.split() for line in shown.splitlines()]
     assert shown.startswith("InferencePool a/llama: 1 of 1 endpoints ready, hosts llm.example.com\n")
@@ -182,7 +182,7 @@ def test_a_folder_is_explained_without_any_picker(tmp_path: Path) -> None:
 
 
 def test_json_is_what_the_picker_would_answer(tmp_path: Path) -> None:
-    code, shown = run("explain", "a/llama", "--json", "--folder", str(folder_with(tmp_path, POOL, POD, MESH, OWN)))
+    code, shown = run("explain", "a/llama", "--json", "--policies", str(folder_with(tmp_path, POOL, POD, MESH, OWN)))
     mesh = Mesh()
     mesh.update(POOL, POD, MESH, OWN)
     assert (code, msgspec.json.decode(shown)) == (0, mesh.policy.explain("a/llama"))
@@ -193,11 +193,11 @@ SERVED = {"models": {"served": [{"name": "m"}, {"name": "t", "tokens": "text"}]}
 
 def test_a_folder_says_that_nobody_has_seen_the_models_tokens(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, POOL, POD, inference_policy("a/own", SERVED))
-    code, shown = run("explain", "a/llama", "--folder", str(folder))
+    code, shown = run("explain", "a/llama", "--policies", str(folder))
     assert code == 0
     assert "tokens of m: unverified: its pods are to be asked" in shown
     assert "tokens of t: unverified: it is to be routed on its text (`tokens: text`), which only predicts: " in shown
-    _, shown = run("explain", "--folder", str(folder))
+    _, shown = run("explain", "--policies", str(folder))
     assert ["a/llama", "1/1", "unverified", "a/own"] in [line.split() for line in shown.splitlines()]
 
 
@@ -217,16 +217,16 @@ def test_what_a_picker_has_seen_of_tokens_is_shown_line_by_line_and_in_short() -
 
 def test_what_is_not_in_force_ends_with_exit_code_1_and_is_named(tmp_path: Path) -> None:
     bad = inference_policy("a/bad", {"scoring": {"fallback": 1}})
-    code, shown = run("explain", "--folder", str(folder_with(tmp_path, POOL, bad)))
+    code, shown = run("explain", "--policies", str(folder_with(tmp_path, POOL, bad)))
     assert code == 1
     assert "spec.scoring.fallback: unknown field; the nearest valid one is 'fallbacks'" in shown
-    code, shown = run("explain", "a/none", "--folder", str(tmp_path))
+    code, shown = run("explain", "a/none", "--policies", str(tmp_path))
     assert (code, "there is no pool 'a/none'" in shown) == (1, True)
 
 
 def test_nothing_from_documents_is_shown_as_markup_or_control_characters(tmp_path: Path) -> None:
     odd = inference_policy("a/odd", {"priorities": {"tenants": {"claim": "[red]\x1b[31m"}}})
-    code, shown = run("explain", "a/llama", "--folder", str(folder_with(tmp_path, POOL, odd)))
+    code, shown = run("explain", "a/llama", "--policies", str(folder_with(tmp_path, POOL, odd)))
     assert "\x1b" not in shown
     assert "[red]" in shown
     assert code == 0

@@ -234,7 +234,7 @@ def test_an_error_of_the_foundation_is_one_line_of_the_root_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "tell_crashes_so", lambda: None)
-    monkeypatch.setattr("sys.argv", ["kvmesh", "audit", "read", "--redis", "foo", "--stream", "x"])
+    monkeypatch.setattr("sys.argv", ["kvmesh", "audit", "read", "--redis", "foo", "--access-log-stream", "x"])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert (end.value.code, capsys.readouterr().err.startswith("kvmesh: Redis address 'foo': ")) == (2, True)

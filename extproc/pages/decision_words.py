@@ -1,0 +1,79 @@
+"""Why a request went where it went, in two sentences: only what the numbers bear out. Pure.
+
+The page for browsers says the same of a decision that is opened (`page/explanation.js`).
+"""
+
+from collections.abc import Iterator, Sequence
+
+from extproc.pages.picker_state import CandidateState, DecisionState
+
+TELLING = 0.005  # points: less is no reason
+UNREAD = frozenset({"prefix-index-unavailable", "prefix-index-timeout"})  # the index gave no answer
+MOST_AHEAD = 3  # scorers that are named
+MOST_BEHIND = 2
+
+
+def why(decision: DecisionState) -> str:
+    """Return the words; "" where there is nothing to compare: it was refused, or its candidates are not known.
+
+    The winner and the best of the others suffice as candidates.
+    """
+    winner = next((each for each in decision.candidates if each.endpoint == decision.endpoint), None)
+    return "" if winner is None else " ".join(_sentences(decision, winner))
+
+
+def _sentences(decision: DecisionState, winner: CandidateState) -> Iterator[str]:
+    if len(decision.candidates) == 1 and not decision.candidates_left_out:
+        yield "It was the only pod that could take it."
+    else:
+        yield from _comparison(decision, winner)
+    if decision.prompt_tokens:
+        yield _cache(decision)
+
+
+def _comparison(decision: DecisionState, winner: CandidateState) -> Iterator[str]:
+    others = sorted((each for each in decision.candidates if each is not winner), key=lambda each: -(each.total or 0.0))
+    following = others[0] if others else None
+    if following is None or winner.total is None or following.total is None:
+        return
+    margin = winner.total - following.total
+    points = {
+        name: weight * (winner.scores.get(name, 0.0) - following.scores.get(name, 0.0))
+        for name, weight in decision.weights.items()
+    }
+    ordered = sorted(points.items(), key=lambda item: -item[1])
+    ahead = [item for item in ordered if item[1] > TELLING][:MOST_AHEAD]
+    behind = [item for item in reversed(ordered) if item[1] < -TELLING][:MOST_BEHIND]
+    if margin < -TELLING:
+        why_not = "see the notes" if decision.notes else f"strategy {decision.strategy}"
+        yield f"{following.endpoint} scored {-margin:.2f} more, but did not get it: {why_not}."
+    elif margin <= TELLING and not ahead and not behind:
+        near = sum(abs(winner.total - (each.total or 0.0)) <= TELLING for each in others)
+        equal = 1 + near + decision.candidates_left_out
+        count = "Two pods were" if equal == 2 else f"{equal} pods were"
+        yield f"{count} as good as each other: one of them was taken."
+    else:
+        known = len(decision.candidates) + decision.candidates_left_out
+        lead = f"Best of {known}: {margin:.2f} points ahead of {following.endpoint}"
+        for_its = f", for its {_listed(ahead)}" if ahead else ""
+        yield f"{lead}{for_its}{f'; behind in {_listed(behind)}' if behind else ''}."
+
+
+def _listed(items: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{name} ({'+' if points > 0 else '−'}{abs(points):.2f})" for name, points in items)
+
+
+def _cache(decision: DecisionState) -> str:
+    matched, best = decision.matched_tokens, decision.best_matched_tokens
+    if not best and UNREAD & set(decision.degraded):
+        return "What the pods have in their caches was not known: the index gave no answer."
+    if not best:
+        return "No pod is known to have the beginning of this prompt in its cache."
+    here = (
+        f"{matched:,} of {decision.prompt_tokens:,} prompt tokens are expected in its cache"
+        if matched
+        else "None of the prompt is in its cache"
+    )
+    if best <= matched:
+        return f"{here}, as many as anywhere."
+    return f"{here}; another pod has {best:,}. {best - matched:,} tokens are computed again for a shorter wait."

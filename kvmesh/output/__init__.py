@@ -1,0 +1,1 @@
+"""What commands print: its form, what people read of it, and a standard output that is full or closed."""

@@ -1,0 +1,54 @@
+"""What a command prints for programs, and which of two options counts."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import yaml
+
+from kvmesh.errors import SettingError
+from kvmesh.output.forms import OutputForm, chosen_form, in_form, people_console
+
+
+@dataclass(frozen=True)
+class Row:
+    """Something that is printed."""
+
+    name: str
+    blocks: int | None
+
+
+ROWS = [Row(name="10.0.0.1:8000 – é: yes", blocks=3), Row(name="no", blocks=None)]
+
+
+@pytest.mark.parametrize(("form", "read"), [(OutputForm.JSON, json.loads), (OutputForm.YAML, yaml.safe_load)])
+def test_both_documents_say_the_same(form: OutputForm, read: object) -> None:
+    assert callable(read)
+    assert read(in_form(ROWS, form)) == [{"name": row.name, "blocks": row.blocks} for row in ROWS]
+
+
+def test_yaml_keeps_the_order_and_breaks_no_line() -> None:
+    assert in_form({"b": "x " * 200, "a": 1}, OutputForm.YAML).splitlines()[1] == "a: 1"
+
+
+@pytest.mark.parametrize(
+    ("output", "json_", "form"),
+    [
+        (OutputForm.TABLE, False, OutputForm.TABLE),
+        (OutputForm.TABLE, True, OutputForm.JSON),
+        (OutputForm.JSON, True, OutputForm.JSON),
+        (OutputForm.YAML, False, OutputForm.YAML),
+    ],
+)
+def test_the_old_option_means_json(output: OutputForm, json_: bool, form: OutputForm) -> None:
+    assert chosen_form(output, json=json_) is form
+
+
+def test_two_options_that_differ_are_refused() -> None:
+    with pytest.raises(SettingError, match="leave it out beside -o yaml"):
+        chosen_form(OutputForm.YAML, json=True)
+
+
+def test_a_line_for_a_program_is_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    people_console().print("word " * 500)
+    assert len(capsys.readouterr().out.splitlines()) == 1
