@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from bench.overload.virtual_loop import run
 from extproc.load.clients import Ask, Clients
 from extproc.load.request_body import Message
 from extproc.load.script import Record, Session, Turn
 from extproc.load.streamed_answer import BadAnswerError, StreamedAnswer
+from extproc.replay_log.virtual_loop import run
 
 EVENT = b'data: {"choices": [{"delta": {"content": " %s"}}]}\n\n'
 USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 32}}}\n\n'
