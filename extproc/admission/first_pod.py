@@ -283,6 +283,8 @@ def _ticket(prepared: Prepared, *, arrived_at: float, deadline: float) -> Ticket
         uncached_tokens=max(prepared.tokens.estimated_tokens, 1),
         pool=asked.pool,
         group=asked.group,
+        requested_model=asked.resolved.requested,
+        body_bytes=len(asked.body.raw) if asked.body is not None else 0,
         arrived_at=arrived_at,
         deadline=deadline,
         gives_way=True,

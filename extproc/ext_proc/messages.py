@@ -59,6 +59,7 @@ def body_chunk(chunk: BodyChunk) -> tuple[bytes, bytes]:
 
 # CommonResponse.header_mutation, HeadersResponse.response, ProcessingResponse.response_headers
 _AROUND_HEADERS = (b"\x12", b"\x0a", b"\x12")
+_LONG_HEADER = 0x80 - 4  # bytes of key and value from which on a length takes two bytes
 _OVERWRITE = b"\x18\x02"  # HeaderValueOption.append_action: OVERWRITE_IF_EXISTS_OR_ADD
 
 
@@ -71,8 +72,18 @@ def set_response_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def _option(name: str, value: str) -> bytes:
-    header = _header_name(name) + _field(b"\x1a", visible(value).encode())  # HeaderValue.raw_value
-    return _field(b"\x0a", _field(b"\x0a", header) + _OVERWRITE)  # HeaderMutation.set_headers of HeaderValueOption
+    """Encode HeaderMutation.set_headers: a HeaderValueOption with a HeaderValue of key and raw_value."""
+    key, content = _header_name(name), visible(value).encode()
+    size = len(key) + len(content) + 2
+    if size < _LONG_HEADER:  # nearly always; a third of the time, as each of the three lengths is a byte
+        return b"%b%b%b%b%b" % (
+            bytes((0x0A, size + 4, 0x0A, size)),
+            key,
+            bytes((0x1A, len(content))),
+            content,
+            _OVERWRITE,
+        )
+    return _field(b"\x0a", _field(b"\x0a", key + _field(b"\x1a", content)) + _OVERWRITE)
 
 
 @lru_cache(maxsize=256)

@@ -25,7 +25,8 @@ PHASE_SECONDS = (
 )
 QUEUE_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 FIRST_POD_BOUNDS = (1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 240.0, 300.0, 600.0)
-ERROR_TOKENS = (-4096.0, -1024.0, -256.0, -64.0, -16.0, -1.0, 0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
+# the halves: what is exact has a bucket of its own, around 0, so that a quantile of it is drawn as 0
+ERROR_TOKENS = (-4096.0, -1024.0, -256.0, -64.0, -16.0, -0.5, 0.5, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 
 # requests
 DECISIONS = counter("kvmesh_decisions_total", "Requests by what became of them.", "outcome")

@@ -130,6 +130,18 @@ async def what_the_gateway_denies_is_not_counted_as_a_pick_or_a_refusal(through:
     assert await through.stack.open_bookings() == 0
 
 
+async def every_answer_names_its_request(through: Way) -> None:
+    named = {"x-request-id": "2c6ad1cb-23cb-4bcb-8d7a-0e3d7a8b6b6d"}
+    answers = [await through.complete("hello", headers=named, model=model) for model in ("tiny", "unlisted")]
+    if through.installation.mode is not Mode.SIDECAR:  # which denies nothing: an answer of Envoy's own
+        answers.append(await through.send("POST", DENIED_PATH, json={}, headers=named))
+
+    assert [answer.status for answer in answers] == [200, 404, 403][: len(answers)]
+    # a gateway may have given it another name, as the client is none that it trusts
+    assert all(len(answer.headers["x-request-id"]) == 36 for answer in answers)
+    assert ["x-kvmesh-decision-id" in answer.headers for answer in answers] == [True, True, False][: len(answers)]
+
+
 async def another_service_is_answered_for_itself(through: Way) -> None:
     before = (await through.stack.state())["decisions"][:1]
 
@@ -149,5 +161,6 @@ CHECKS: Sequence[Callable[[Way], Awaitable[None]]] = (
     a_streamed_answer_passes_token_by_token_and_leaves_no_booking,
     the_responses_of_a_sample_are_read_to_the_end,
     what_the_gateway_denies_is_not_counted_as_a_pick_or_a_refusal,
+    every_answer_names_its_request,
     another_service_is_answered_for_itself,
 )

@@ -7,12 +7,10 @@ import asyncio
 import itertools
 import math
 import os
-import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -21,10 +19,11 @@ import redis
 from tests.e2e.stack import eventually
 from tests.e2e.watched_mesh import LONG_WORDS, SMALL, UNREAD, WatchedMesh, watched_mesh
 from tests.e2e.wrong_pools import WRONG_POOLS
-from tests.prometheus.draw_panels import draw
 from tests.prometheus.monitoring import BOARDS, Json, alerts, panels_of, recordings
-from tests.prometheus.prometheus_process import Series
+from tests.prometheus.prometheus_process import SCRAPE_SECONDS, Series
 from tests.unit.kv_indexer_follow.kv_fakes import stored
+from tools.dashboard_drawing import Line, draw
+from tools.dashboard_pictures import as_grafana_asks, legend_of, redis_lines, usual_values
 
 TARGETS = 6  # a picker, two indexers, three pods
 FIRE_SECONDS = 100.0  # many times what it takes where nothing else runs
@@ -109,47 +108,22 @@ async def trouble(mesh: WatchedMesh) -> None:
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 async def test_no_panel_is_empty(mesh: WatchedMesh, board: Json) -> None:
     empty: list[str] = []
-    drawn: dict[str, list[tuple[str, Series]]] = {}
+    drawn: dict[str, list[Line]] = {}
     for panel in panels_of(board):
         for target in panel["targets"]:
             if "expr" in target:
-                lines = [(legend(target, each), each) for each in await shown(mesh, panel, target["expr"])]
+                found = await shown(mesh, panel, target["expr"])
+                lines = [
+                    Line(legend=legend_of(target, each.labels), labels=each.labels, points=each.points)
+                    for each in found
+                ]
             else:
-                lines = redis_lines(mesh, panel, target)
-            empty += [] if has_data(series for _, series in lines) else [f"{panel['title']}: {target}"]
+                lines = redis_lines(redis.Redis.from_url(mesh.redis.url, decode_responses=True), panel, target)
+            empty += [] if any(line.known for line in lines) else [f"{panel['title']}: {target}"]
             drawn.setdefault(panel["title"], []).extend(lines)
     if PICTURES:
-        (Path(PICTURES) / f"{board['uid']}.svg").write_text(draw(board, drawn), encoding="utf-8")
+        draw(board, drawn, Path(PICTURES) / f"{board['uid']}.png")
     assert empty == []
-
-
-def redis_lines(mesh: WatchedMesh, panel: Json, target: Json) -> list[tuple[str, Series]]:
-    """Run the command; return the fields that are shown, of which none may be missing."""
-    server: Any = redis.Redis.from_url(mesh.redis.url, decode_responses=True)
-    if target["type"] == "cli":
-        answer = server.execute_command(*target["query"].split())
-    else:
-        answer = server.execute_command(target["command"], target.get("section") or target["keyName"])
-    fields = answer if isinstance(answer, dict) else {"": answer}
-    filters = [each for each in panel.get("transformations", ()) if each["id"] == "filterFieldsByName"]
-    names = filters[0]["options"]["include"]["names"] if filters else fields
-    shown_fields = {name: fields[name] for name in names}
-    return [
-        (name, Series(labels={name: str(value)}, points=((0.0, number(value)),)))
-        for name, value in shown_fields.items()
-    ]
-
-
-def number(value: object) -> float:
-    try:
-        return float(str(value))
-    except ValueError:
-        return 0.0  # a text: it is shown, not drawn
-
-
-def legend(target: Json, series: Series) -> str:
-    text = target["legendFormat"].removeprefix("__auto")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: series.labels.get(found[1], ""), text)
 
 
 async def test_every_recording_rule_has_data(mesh: WatchedMesh) -> None:
@@ -243,7 +217,8 @@ async def shown(mesh: WatchedMesh, panel: Json, asked: str) -> list[Series]:
     """Return what Grafana would show, of one pod after the other where a panel is of one."""
     found = []
     for endpoint in [*mesh.pods, mesh.odd.address]:
-        expr = as_grafana_asks(asked, endpoint=endpoint)
+        values = usual_values(scrape_seconds=SCRAPE_SECONDS, shown_seconds=SHOWN_SECONDS, endpoint=endpoint)
+        expr = as_grafana_asks(asked, values)
         if panel["type"] == "timeseries":
             found += await mesh.prometheus.query_range(expr, seconds=SHOWN_SECONDS)
         else:
@@ -251,16 +226,6 @@ async def shown(mesh: WatchedMesh, panel: Json, asked: str) -> list[Series]:
         if "$endpoint" not in asked:
             break
     return found
-
-
-def as_grafana_asks(expr: str, *, endpoint: str) -> str:
-    """Return the expression with variables at "all"; $__rate_interval is what four scrapes take, as in Grafana."""
-    values = {"$__rate_interval": "4s", "$__range": "60s", "$pool": ".*", "$class": ".*", "$endpoint": endpoint}
-    values |= {"$cluster": ".*", "$namespace": ".*"}
-    for name, value in values.items():
-        expr = expr.replace(name, value)
-    assert not re.search(r"\$\w", expr), expr
-    return expr
 
 
 def has_data(series: Iterable[Series]) -> bool:

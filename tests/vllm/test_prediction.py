@@ -67,7 +67,7 @@ async def the_picker_has_seen_the_same(stack: Stack, single: list[Outcome]) -> N
     seen = await eventually(lambda: realised(stack), lambda seen: seen["requests"] >= len(single))
     assert {name: seen[name] for name in expected} == expected
     buckets = await error_buckets(stack)
-    assert (buckets["-1.0"], buckets["0.0"], buckets["+Inf"]) == (0, len(single), len(single))
+    assert (buckets["-0.5"], buckets["0.5"], buckets["+Inf"]) == (0, len(single), len(single))
     for name in ("kvmesh_responses_missed_total", "kvmesh_extproc_model_finding", "kvmesh_extproc_finding"):
         assert await stack.metric(name) == 0, name
 

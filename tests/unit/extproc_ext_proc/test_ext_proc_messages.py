@@ -130,6 +130,15 @@ def test_what_the_client_is_told_is_set_on_the_response_beside_all_else(step: St
     assert answer == without
 
 
+@pytest.mark.parametrize("size", [0, 1, 90, *range(105, 135), 300, 20_000])
+def test_headers_of_any_length_arrive_whole(size: int) -> None:
+    told = {"x-request-id": "a" * size, "x-kvmesh-decision-id": "0123456789abcdef"}
+    mutation = decoded(SetResponseHeaders(told)).response_headers.response.header_mutation
+    found = {option.header.key: option.header.raw_value.decode() for option in mutation.set_headers}
+    assert found == told
+    assert {option.append_action for option in mutation.set_headers} == {HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD}
+
+
 @pytest.mark.parametrize("changes", [False, True])
 def test_an_empty_set_of_headers_costs_no_byte(changes: bool) -> None:
     plain, told = AskForResponse(changes=changes), AskForResponse(changes=changes, headers={})

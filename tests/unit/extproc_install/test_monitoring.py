@@ -192,7 +192,7 @@ def test_every_pod_and_class_leads_somewhere(board: Json) -> None:
 def test_what_needs_a_redis_data_source_says_so(board: Json) -> None:
     for panel in panels_of(board):
         kinds = {target["datasource"]["type"] for target in panel["targets"]}
-        assert panel["title"].endswith(" (Redis data source)") == (kinds == {"redis-datasource"}), panel["title"]
+        assert panel["title"].endswith(" (Redis)") == (kinds == {"redis-datasource"}), panel["title"]
 
 
 @BOARD

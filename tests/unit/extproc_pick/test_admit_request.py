@@ -91,6 +91,8 @@ async def test_a_request_waits_while_every_endpoint_is_full_and_goes_when_one_is
     desk = Desk(full("a"), full("b"))
     task = desk.start()
     await desk.waiting(1)
+    [ticket] = desk.queue.waiting
+    assert (ticket.requested_model, ticket.pool, ticket.body_bytes) == ("tiny", "tiny", len(chat()))
     desk.become(full("a"), pod("b"))
     assert (await task, sum(desk.queue.depth.values())) == ("b", 0)
 

@@ -129,6 +129,8 @@ async def test_a_request_waits_for_the_first_pod_and_goes_to_it() -> None:
     task = desk.start()
     await turns()
     assert (desk.waits.waiting, desk.asked) == ({"standard": 1}, 1)
+    [ticket] = desk.queue.waiting
+    assert (ticket.requested_model, ticket.body_bytes) == ("tiny", len(chat()))
     await asyncio.sleep(100.0)
     desk.become(pod("a"))
     assert await task == "a"
