@@ -32,6 +32,7 @@ export function spark(kind) {
   node.append(area, line);
   node.draw = (values, { most = null } = {}) => {
     const top = most ?? Math.max(...values.filter((value) => value !== null), 1e-9);
+    node.classList.toggle("flat", top <= 1e-9); // nothing to see
     const x = (i) => ((120 * i) / Math.max(1, values.length - 1)).toFixed(1);
     const runs = runsOf(values).filter((run) => run.length > 1);
     const paths = runs.map((run) => `M${run.map(([i, value]) => `${x(i)} ${(26 - (24 * Math.min(value, top)) / top).toFixed(1)}`).join("L")}`);

@@ -6,7 +6,7 @@ import { fixOf } from "./findings.js";
 import { decisionRow } from "./view_decisions.js";
 import { troubleOf } from "./pod_trouble.js";
 import { hashOf } from "./route.js";
-import { hitRates, pastRates, podsTtft, rates, refusedLately } from "./store.js";
+import { hitRates, p95s, pastRates, podsTtft, rates, refusedLately } from "./store.js";
 import { count, exact, isWell, milliseconds, plural, podState, roleOf, share, shortNames } from "./words.js";
 
 const MANY = 24; // more pods are drawn smaller
@@ -126,13 +126,13 @@ function figureParts(figures) {
     text(under.note.lastChild, totals ? `${count(state.classes?.waiting ?? 0)} queued` : "");
     text(ttft.value, first ? milliseconds(first.whole.p95_ms) : "–");
     text(ttft.note, first ? `p50 ${milliseconds(first.whole.p50_ms)}, at the pods` : "no tokens lately");
-    ttft.line.draw(first ? first.slices.p95_ms : []);
+    ttft.line.draw(first ? p95s(state, first) : []);
     text(held.value, totals ? count(totals.cached_blocks) : "–");
     text(held.note, totals ? `blocks${totals.cached_tokens ? `, ${count(totals.cached_tokens)} tokens` : ""}` : "");
-    const number = refusedLately(state);
-    text(refused.value, number === null ? "–" : count(number));
+    const lost = refusedLately(state);
+    text(refused.value, state.past ? count(lost.reduce((sum, one) => sum + one, 0)) : "–");
     text(refused.note, "last 15 min");
-    refused.line.draw(state.past?.load.refused ?? []);
+    refused.line.draw(lost);
   }
   return { update };
 }
