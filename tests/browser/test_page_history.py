@@ -124,7 +124,7 @@ async def test_a_picker_without_a_history_shows_none(browser: Browser) -> None:
 
 async def test_a_stopped_pod_says_since_when_why_and_what_follows(browser: Browser) -> None:
     problem = "no load from /metrics: Connect call failed"
-    changes = {"state": "unreachable", "problem": problem, "asked_every_seconds": 0.2}
+    changes: dict[str, Any] = {"state": "unreachable", "problem": problem, "asked_every_seconds": 0.2}
     async with running(stopped(time.time(), **changes)) as fake, opened(browser, fake.url) as page:
         line = page.locator(".attention li", has_text="unreachable since")
         await expect(line).to_contain_text(problem)

@@ -5,9 +5,10 @@ import random
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import aiohttp
 from playwright.async_api import Browser, Page, expect
 
 from tests.browser.chromium import chromium, feed_is
@@ -42,7 +43,8 @@ async def client(stack: Stack, seed: int) -> None:
             messages.append({"role": "assistant", "content": f"Part {turn} of what is known about it."})
         body = {"model": "tiny", "max_tokens": dice.choice([48, 96, 192]), "messages": messages[:-1], "stream": True}
         headers = {"x-gateway-inference-objective": dice.choice(["critical", "standard", "standard", "sheddable"])}
-        await stack.send("POST", "/v1/chat/completions", json=body, headers=headers)
+        with suppress(aiohttp.ClientError):  # its pod was killed
+            await stack.send("POST", "/v1/chat/completions", json=body, headers=headers)
         await asyncio.sleep(dice.random() * 0.2)
 
 

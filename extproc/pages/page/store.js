@@ -101,11 +101,12 @@ export function rates(state) {
   return found;
 }
 
-/** Requests a second, slice by slice of the last 15 minutes; null before the picker began. */
+/** Requests a second, slice by slice of the last 15 minutes, or since the picker began. */
 export function pastRates(state) {
   const load = state.past?.load;
   if (!load) return [];
-  return sinceBegin(state.past, load.requests.map((_, i) => mean(load.requests, i) / load.slice_seconds));
+  const requests = sinceBegin(state.past, load.requests);
+  return requests.map((_, i) => mean(requests, i) / load.slice_seconds);
 }
 
 /** Without what was before the picker began: a line of its first minutes is as wide as any. */

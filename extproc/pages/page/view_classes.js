@@ -50,6 +50,7 @@ function makeRow(rows, open) {
   part.name.addEventListener("click", open);
   const row = rows.row(el("span", { class: "pod-name" }, part.name, part.shed), "", "", "", "", el("span", { class: "measure" }, part.wait, part.waiting), "", part.steps);
   row.bits = part;
+  for (const cell of [row.children[2], row.children[3]]) cell.classList.add("piece");
   return row;
 }
 
