@@ -107,7 +107,7 @@ async def test_every_view_has_data_where_a_million_blocks_are_cached_on_64_pods(
         await expect(page.locator("#view-classes tbody tr").nth(2)).to_contain_text("cap-output for qwen3-32b")
         await expect(page.locator("#view-classes tbody tr").nth(1)).to_contain_text("200 ms")
         await expect(page.locator("#view-classes tbody tr").nth(1)).to_contain_text(
-            "98.3 % of 121 judged, objective 99 %"
+            "98.3 % of 121 judged, promised 99 %"
         )
         await go(page, "index")
         await expect(page.locator(".findings li")).to_have_count(2)

@@ -73,7 +73,7 @@ function drawRow(row, each, most) {
 
 /** The share of its judged requests that were within all targets (docs/guides/promises.md). */
 function attained(each) {
-  const wanted = each.objective ? `, objective ${percent(each.objective)}` : "";
+  const wanted = each.objective ? `, promised ${percent(each.objective)}` : "";
   return each.attainment === null || each.attainment === undefined ? `–${wanted}` : `${percent(each.attainment)} of ${count(each.judged)} judged${wanted}`;
 }
 

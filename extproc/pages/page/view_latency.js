@@ -159,7 +159,7 @@ export function classFacts(name, app) {
         ["Priority", exact(each.priority).replace("-", "−")],
         ["TTFT SLO", each.target_ttft_ms ? milliseconds(each.target_ttft_ms) : "none"],
         ["Inter-token SLO", each.target_inter_token_ms ? milliseconds(each.target_inter_token_ms) : "none"],
-        ["SLO objective", each.objective ? share(each.objective) : "none"],
+        ["Share promised", each.objective ? share(each.objective) : "none"],
         ["SLO attainment, 5 minutes", each.attainment === null || each.attainment === undefined ? "nothing judged" : `${Number((each.attainment * 100).toFixed(1))} % of ${exact(each.judged)} judged`],
         ["Queued now", exact(each.waiting)],
         ["Routed, of the last decisions", exact(each.routed)],
