@@ -17,8 +17,9 @@ from extproc.choosing.choose import any_request
 from extproc.doctor.findings import Finding
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.pages.decision_state import admission_state, decision_state, record_id, rounded, with_candidates
+from extproc.pages.decision_state import admission_state, decision_state, record_id, with_candidates
 from extproc.pages.decision_words import why
+from extproc.pages.endpoint_state import endpoint_state, stopped
 from extproc.pages.history_state import HistoryEvent, history_state
 from extproc.pages.picker_state import (
     ClassesEvent,
@@ -39,16 +40,14 @@ from extproc.pages.picker_state import (
 from extproc.pages.prefix_pages import PrefixWatch
 from extproc.pages.scale_state import scale_state
 from extproc.pick import explain
-from extproc.pods.endpoint import EndpointStatus, Reachability, Role
-from extproc.pods.endpoint_trouble import EndpointTrouble
+from extproc.pods.endpoint import EndpointStatus, Role
 from extproc.policy.priority import PriorityClass
 from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
 from extproc.prefixes.prefix_index import NO_INDEXER
 from extproc.records.request_events import DecisionRecord
 from extproc.slo.attainment import Attainment
-from kvmesh.blocks.cache_groups import is_of_group
-from kvmesh.blocks.source import WORST_FIRST, IndexStatus, SourceStatus
+from kvmesh.blocks.source import IndexStatus, SourceStatus
 from kvmesh.metrics.registry import Histogram
 
 SHOWN_DECISIONS = 50  # in the state
@@ -294,14 +293,14 @@ class PoolPages:
             address, picks = status.address, books.picks.get(status.address, 0)
             error = errors.get(address)
             lines.append(
-                _endpoint(
+                endpoint_state(
                     status,
                     sources.get(address, ()),
                     bookings=bookings.get(address, 0),
                     picks=picks,
                     share=picks / all_picks if all_picks else 0.0,
                     avoided=avoided.get(address),
-                    **_stopped(status, troubles.get(address), books.health.avoided_times(address), ahead=ahead),
+                    **stopped(status, troubles.get(address), books.health.avoided_times(address), ahead=ahead),
                     role=self.policy.roles.get(address, Role.BOTH).value,
                     ttft_estimate_error_ms=None if error is None else round(error.mean_seconds * 1000),
                 )
@@ -339,50 +338,6 @@ def _added_up(histograms: Iterable[Histogram]) -> MeasuredState:
     return MeasuredState(
         bounds=series[0].bounds, counts=[sum(same) for same in zip(*(h.counts for h in series), strict=True)]
     )
-
-
-def _endpoint(status: EndpointStatus, sources: Sequence[SourceStatus], **known_here: Any) -> EndpointState:
-    """Return a pod with what it reports, what the index has of it and `known_here`: fields that only the picker has."""
-    load, models = status.load, status.models
-    tiers: dict[str, int] = {}
-    for source in sources:
-        if source.tier is not None:
-            tiers[source.tier] = tiers.get(source.tier, 0) + source.cached_blocks
-    # other cache groups of a hybrid model hold blocks of the same prompts
-    counted = [source for source in sources if not is_of_group(source.tier)] or sources
-    worst = min(sources, key=lambda source: WORST_FIRST.index(source.state), default=None)
-    return EndpointState(
-        address=status.address,
-        state=status.reachability.value,
-        cached_blocks=sum(source.cached_blocks for source in counted),
-        running=load.running_requests if load else None,
-        waiting=load.waiting_requests if load else None,
-        kv_usage=load.kv_usage if load else None,
-        hit_rate=load.prefix_hit_rate if load else None,
-        models=sorted(models.models) if models else None,
-        adapters=sorted(models.adapters) if models else None,
-        max_model_len=models.max_model_len if models else None,
-        prefill_tokens_per_second=rounded(status.trend.prefill_tokens_per_second),
-        inter_token_ms=rounded(status.trend.inter_token_seconds, times=1000.0),
-        tiers=tiers,
-        cached_tokens=sum(source.cached_blocks * (source.block_size or 0) for source in counted),
-        block_tokens=min((source.block_size for source in counted if source.block_size), default=None),
-        index_state=worst.state.value if worst is not None else None,
-        index_reason=worst.reason if worst is not None else "",
-        **known_here,
-    )
-
-
-def _stopped(
-    status: EndpointStatus, trouble: EndpointTrouble | None, avoided: tuple[float, float] | None, *, ahead: float
-) -> dict[str, Any]:
-    """Return since when a pod gets nothing, why, and when it is tried again; `ahead`: of unix seconds."""
-    if trouble is not None and status.reachability is not Reachability.READY:
-        every = round(trouble.asked_every_seconds, 3)
-        return {"since": trouble.since + ahead, "problem": trouble.problem, "asked_every_seconds": every}
-    if avoided is not None:
-        return {"since": avoided[0] + ahead, "trial_at": avoided[1] + ahead}
-    return {}
 
 
 def _finding(finding: Finding) -> FindingState:

@@ -20,6 +20,7 @@ SLICES = 60  # 15 minutes
 MOST_SERIES = 32
 OTHER: Key = ("other", "other")  # all series beyond these
 SHARES = (0.5, 0.95, 0.99)
+MOST_AT_ONCE = 1e12  # more is nonsense: a pod may say anything
 
 
 def geometric_bounds(first_seconds: float, *, factor: float = 1.2, buckets: int = 64) -> tuple[float, ...]:
@@ -82,8 +83,8 @@ class LatencyHistory:
             part.spread = None
 
     def add_counts(self, key: Key, counts: Iterable[tuple[int, float]], *, now: float) -> None:
-        """Take so many observations of each bucket."""
-        counted = [(place, more) for place, more in counts if more > 0]
+        """Take so many observations of each bucket; what is no number of observations is left out."""
+        counted = [(place, more) for place, more in counts if 0 < more < MOST_AT_ONCE]
         if not counted:
             return
         series = self._of(key, now)

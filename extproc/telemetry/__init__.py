@@ -1,1 +1,1 @@
-"""Counters and the metrics page."""
+"""Counters, the metrics page, and what happened in the last 15 minutes."""

@@ -233,7 +233,7 @@ def history(*, now: float = NOW, busy: bool = True, model: str = "qwen3-32b", se
         "now": now,
         "pool": "",
         "picker": "picker-7d9f-a1",
-        "since": now - 800.0,
+        "since": now - 86_400.0,
         "sample_share": 0.02,
         "slice_seconds": 15.0,
         "first_at": now - 890.0,

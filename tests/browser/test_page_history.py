@@ -93,6 +93,25 @@ async def test_a_reload_loses_nothing_and_what_comes_is_taken(browser: Browser) 
         await expect(page.locator(".figure").nth(3)).to_contain_text("p50 92 ms, at the pods")
 
 
+async def test_the_first_minutes_of_a_picker_are_as_wide_as_any(browser: Browser) -> None:
+    now = time.time()
+    young = feed_data.history(now=now) | {"since": now - 120.0}
+    async with running(picker(history=young)) as fake, opened(browser, fake.url) as page:
+        drawn = await page.locator(".figure .spark.load .line").get_attribute("d")
+        assert drawn
+        assert (drawn.startswith("M0.0 "), drawn.count("L") < 30) == (True, True)
+        await page.click("nav a[href='#/latency']")
+        chart = page.locator("#view-latency .latency-row").nth(3).locator(".chart").first
+        line = await chart.locator("path.p50").get_attribute("d")
+        assert line
+        assert line.count("L") < 10
+        slices = young["latencies"][6]["slices"]
+        box = await chart.locator(".timeline svg").bounding_box()
+        assert box is not None
+        await chart.locator(".timeline svg").hover(position={"x": box["width"] - 2, "y": 20})
+        await expect(chart.locator(".spread")).to_contain_text(f"p50 {round(slices['p50_ms'][-1])} ms")
+
+
 async def test_a_picker_without_a_history_shows_none(browser: Browser) -> None:
     fake = picker()
     del fake.snapshot["history"]
@@ -105,7 +124,7 @@ async def test_a_picker_without_a_history_shows_none(browser: Browser) -> None:
 
 async def test_a_stopped_pod_says_since_when_why_and_what_follows(browser: Browser) -> None:
     problem = "no load from /metrics: Connect call failed"
-    changes = {"state": "unreachable", "problem": problem, "asked_every_seconds": 0.2}
+    changes: dict[str, Any] = {"state": "unreachable", "problem": problem, "asked_every_seconds": 0.2}
     async with running(stopped(time.time(), **changes)) as fake, opened(browser, fake.url) as page:
         line = page.locator(".attention li", has_text="unreachable since")
         await expect(line).to_contain_text(problem)

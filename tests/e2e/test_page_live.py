@@ -9,7 +9,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from tests.browser.chromium import chromium, feed_is, opened
-from tests.e2e.stack import Stack, running_stack
+from tests.e2e.stack import Stack, running_stack, simulated_pods
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIBRARIAN = "You are the librarian of a small town. You answer in two sentences and name the shelf. " * 4
@@ -56,8 +56,45 @@ async def test_every_view_shows_the_running_mesh(browser: Browser, busy: Stack) 
         await page.keyboard.press("Escape")
         await go(page, "classes")
         await expect(page.locator("#view-classes tbody tr").first).to_contain_text("critical")
+        await go(page, "latency")
+        await expect(page.locator("#view-latency")).to_contain_text("as the pods’ own histograms count them")
+        await expect(page.locator("#foot")).to_contain_text("kvmesh")
         await go(page, "index")
         await expect(page.locator("#view-index .lead")).to_contain_text("3 of 3 event streams live")
+
+
+async def test_the_latency_of_streams_is_shown_by_class_and_outlives_a_reload(browser: Browser, tmp_path: Path) -> None:
+    async with (
+        running_stack(tmp_path, settings="sample_share: 1.0\n", pods=2) as stack,
+        opened(browser, f"{stack.ready['admin']}/#/latency") as page,
+    ):
+        for i in range(6):
+            body = {"model": "tiny", "max_tokens": 8, "stream": True, "messages": chat(f"Question {i}")}
+            await stack.send("POST", "/v1/chat/completions", json=body)
+        rows = page.locator("#view-latency .latency-row")
+        first = rows.filter(has_text="standard").locator(".spread")
+        for i in range(2):  # TTFT and inter-token time
+            await expect(first.nth(i)).to_contain_text("6 streams in 15 minutes", timeout=SLOW_MILLISECONDS)
+        # a pod's page is read every five seconds
+        pods = rows.last.locator(".spread").first
+        await expect(pods).to_contain_text("requests in 15 minutes", timeout=SLOW_MILLISECONDS)
+        await page.reload()
+        await expect(first.first).to_contain_text("6 streams in 15 minutes")
+
+
+async def test_a_pod_that_is_killed_says_since_when_and_why(browser: Browser, tmp_path: Path) -> None:
+    async with (
+        simulated_pods(2) as pods,
+        running_stack(tmp_path, endpoints=tuple(pods)) as stack,
+        opened(browser, stack.ready["admin"]) as page,
+    ):
+        await expect(page.locator("button.pod")).to_have_count(2)
+        pods[next(iter(pods))].kill()
+        await page.click("button.pod.ill")
+        told = page.locator("#sheet .stopped")
+        await expect(told).to_contain_text("unreachable since")
+        await expect(told).to_contain_text("Nothing listens there. Last error: no load from /metrics")
+        await expect(told).to_contain_text("out of rotation")
 
 
 async def test_a_request_appears_while_the_page_is_open_with_its_end(browser: Browser, busy: Stack) -> None:

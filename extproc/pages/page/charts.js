@@ -32,6 +32,7 @@ export function spark(kind) {
   node.append(area, line);
   node.draw = (values, { most = null } = {}) => {
     const top = most ?? Math.max(...values.filter((value) => value !== null), 1e-9);
+    node.classList.toggle("flat", top <= 1e-9); // nothing to see
     const x = (i) => ((120 * i) / Math.max(1, values.length - 1)).toFixed(1);
     const runs = runsOf(values).filter((run) => run.length > 1);
     const paths = runs.map((run) => `M${run.map(([i, value]) => `${x(i)} ${(26 - (24 * Math.min(value, top)) / top).toFixed(1)}`).join("L")}`);
@@ -55,6 +56,7 @@ function runsOf(values) {
 
 const WIDE = 600; // units of a drawing over time
 const HIGH = 120;
+const SHORT_SECONDS = 600; // a time axis with seconds
 const TICKS = 3; // parts of the time's axis
 
 /** The least of 1, 2, 2.5, 5 times a power of ten that is not below. */
@@ -90,7 +92,7 @@ export function timeline(names) {
     band.setAttribute("d", runsOf(rows.at(-1)).filter((run) => run.length > 1).map((run) => `M${run.map(([i, value]) => `${x(i)} ${y(value)}`).join("L")}L${run.toReversed().map(([i]) => `${x(i)} ${y(rows[0][i])}`).join("L")}Z`).join(""));
     slo.setAttribute("d", target && target <= high ? `M0 ${y(target)}H${WIDE}` : "");
     top.textContent = words(high);
-    [...times.children].forEach((node, n) => (node.textContent = new Date(1000 * (first + (step * count * n) / TICKS)).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" })));
+    [...times.children].forEach((node, n) => (node.textContent = new Date(1000 * (first + (step * count * n) / TICKS)).toLocaleTimeString("en-GB", step * count < SHORT_SECONDS ? {} : { hour: "2-digit", minute: "2-digit" })));
     cursor.setAttribute("d", made.point === null ? "" : `M${x(made.point)} 0V${HIGH}`);
   };
   const point = (i) => {

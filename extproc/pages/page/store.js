@@ -4,6 +4,8 @@ const DECISIONS = 300;
 const ENDED = 600;
 const OWN_SECONDS = 10;
 const SMOOTH = 6; // slices of the load
+const LEAST_SLICES = 8; // of latencies that a line is of
+const LEAST_PARTS = 12; // slices of the load that a line is of
 
 export function emptyState() {
   return {
@@ -99,14 +101,19 @@ export function rates(state) {
   return found;
 }
 
-/** Requests a second, slice by slice of the last 15 minutes; null before the picker began. */
+/** Requests a second, slice by slice of the last 15 minutes, or since the picker began. */
 export function pastRates(state) {
   const load = state.past?.load;
   if (!load) return [];
-  return load.requests.map((_, i) => (began(state, i) ? mean(load.requests, i) / load.slice_seconds : null));
+  const requests = sinceBegin(state.past, load.requests);
+  return requests.map((_, i) => mean(requests, i) / load.slice_seconds);
 }
 
-const began = ({ past }, i) => past.load.first_at + (i + 1) * past.load.slice_seconds > past.since;
+/** Without what was before the picker began: a line of its first minutes is as wide as any. */
+function sinceBegin({ since, load }, values) {
+  return values.slice(Math.max(0, Math.min(values.length - LEAST_PARTS, Math.floor((since - load.first_at) / load.slice_seconds))));
+}
+
 const window = (values, i) => values.slice(Math.max(0, i - SMOOTH + 1), i + 1);
 const sum = (values) => values.reduce((total, each) => total + each, 0);
 const mean = (values, i) => sum(window(values, i)) / window(values, i).length;
@@ -120,11 +127,17 @@ export function hitRates(state) {
     return prompt ? sum(window(load.cached_tokens, i)) / prompt : null;
   });
   const prompt = sum(load.prompt_tokens);
-  return { each, whole: prompt ? sum(load.cached_tokens) / prompt : null };
+  return { each: sinceBegin(state.past, each), whole: prompt ? sum(load.cached_tokens) / prompt : null };
 }
 
 /** TTFT as the pods measured it, of the model with the most requests: not of pods that only prefill. */
 export const podsTtft = (state) => (state.past?.latencies ?? []).filter((each) => each.source === "pods" && each.measure === "ttft" && each.role !== "prefill").sort((a, b) => b.whole.observed - a.whole.observed)[0] ?? null;
 
-/** Refused requests of the last 15 minutes. */
-export const refusedLately = (state) => (state.past ? sum(state.past.load.refused) : null);
+/** Its p95, slice by slice. */
+export function p95s({ past }, series) {
+  const count = series.slices.p95_ms.length;
+  return series.slices.p95_ms.slice(Math.max(0, Math.min(count - LEAST_SLICES, Math.floor((past.since - past.first_at) / past.slice_seconds))));
+}
+
+/** Refused requests of the last 15 minutes, slice by slice. */
+export const refusedLately = (state) => (state.past ? sinceBegin(state.past, state.past.load.refused) : []);

@@ -50,6 +50,7 @@ function makeRow(rows, open) {
   part.name.addEventListener("click", open);
   const row = rows.row(el("span", { class: "pod-name" }, part.name, part.shed), "", "", "", "", el("span", { class: "measure" }, part.wait, part.waiting), "", part.steps);
   row.bits = part;
+  for (const cell of [row.children[2], row.children[3]]) cell.classList.add("piece");
   return row;
 }
 
@@ -72,7 +73,7 @@ function drawRow(row, each, most) {
 
 /** The share of its judged requests that were within all targets (docs/guides/promises.md). */
 function attained(each) {
-  const wanted = each.objective ? `, objective ${percent(each.objective)}` : "";
+  const wanted = each.objective ? `, promised ${percent(each.objective)}` : "";
   return each.attainment === null || each.attainment === undefined ? `–${wanted}` : `${percent(each.attainment)} of ${count(each.judged)} judged${wanted}`;
 }
 

@@ -6,6 +6,7 @@ import { clock, count, exact, milliseconds, plural, share } from "./words.js";
 
 const MEASURES = { ttft: "TTFT", "inter-token": "Inter-token time" };
 const TARGETS = { ttft: "target_ttft_ms", "inter-token": "target_inter_token_ms" };
+const LEAST_SLICES = 8; // that are drawn
 export const PERCENTILES = ["p50", "p95", "p99"];
 
 export function latencyView(root, app) {
@@ -107,14 +108,21 @@ function drawChart(chart, series, target, state) {
   chart.target = target;
   chart.past = state.past;
   chart.lines.node.hidden = chart.numbers.hidden = !series;
-  if (series) chart.lines.draw({ rows: PERCENTILES.map((name) => series.slices[`${name}_ms`]), target, first: state.past.first_at, step: state.past.slice_seconds, words: milliseconds });
+  const { first_at: first, slice_seconds: step, since } = state.past ?? {};
+  if (series) {
+    // a picker that was started lately has no older ones to show
+    const count = series.slices.observed.length;
+    chart.skipped = Math.max(0, Math.min(count - LEAST_SLICES, Math.floor((since - first) / step)));
+    chart.lines.draw({ rows: PERCENTILES.map((name) => series.slices[`${name}_ms`].slice(chart.skipped)), target, first: first + chart.skipped * step, step, words: milliseconds });
+  }
   say(chart, chart.lines.point);
   if (!chart.numbers.contains(document.activeElement)) fillNumbers(chart);
 }
 
 /** Says the percentiles of one slice, or those of all together. */
-function say(chart, i) {
-  const { series, target, past, said } = chart;
+function say(chart, place) {
+  const { series, target, past, said, skipped } = chart;
+  const i = place === null ? null : place + skipped;
   if (!series) return text(said, "Nothing measured.");
   const slo = target ? ` SLO ${milliseconds(target)}.` : "";
   if (i === null) return text(said, `${words(series.whole)}; ${counted(series, series.whole.observed)} in 15 minutes.${slo}`);
@@ -151,7 +159,7 @@ export function classFacts(name, app) {
         ["Priority", exact(each.priority).replace("-", "−")],
         ["TTFT SLO", each.target_ttft_ms ? milliseconds(each.target_ttft_ms) : "none"],
         ["Inter-token SLO", each.target_inter_token_ms ? milliseconds(each.target_inter_token_ms) : "none"],
-        ["SLO objective", each.objective ? share(each.objective) : "none"],
+        ["Share promised", each.objective ? share(each.objective) : "none"],
         ["SLO attainment, 5 minutes", each.attainment === null || each.attainment === undefined ? "nothing judged" : `${Number((each.attainment * 100).toFixed(1))} % of ${exact(each.judged)} judged`],
         ["Queued now", exact(each.waiting)],
         ["Routed, of the last decisions", exact(each.routed)],

@@ -6,7 +6,7 @@ import { fixOf } from "./findings.js";
 import { decisionRow } from "./view_decisions.js";
 import { troubleOf } from "./pod_trouble.js";
 import { hashOf } from "./route.js";
-import { hitRates, pastRates, podsTtft, rates, refusedLately } from "./store.js";
+import { hitRates, p95s, pastRates, podsTtft, rates, refusedLately } from "./store.js";
 import { count, exact, isWell, milliseconds, plural, podState, roleOf, share, shortNames } from "./words.js";
 
 const MANY = 24; // more pods are drawn smaller
@@ -107,7 +107,7 @@ function figureParts(figures) {
   const rate = make("Requests a second", "load");
   const under = make("In flight");
   const ttft = make("TTFT, p95", "wait", "#/latency");
-  const held = make("Held in caches");
+  const held = make("Cached blocks");
   const refused = make("Refused", "bad");
   function update(state) {
     const [found, each, totals, first] = [hitRates(state), rates(state), state.pods?.totals, podsTtft(state)];
@@ -126,13 +126,13 @@ function figureParts(figures) {
     text(under.note.lastChild, totals ? `${count(state.classes?.waiting ?? 0)} queued` : "");
     text(ttft.value, first ? milliseconds(first.whole.p95_ms) : "–");
     text(ttft.note, first ? `p50 ${milliseconds(first.whole.p50_ms)}, at the pods` : "no tokens lately");
-    ttft.line.draw(first ? first.slices.p95_ms : []);
+    ttft.line.draw(first ? p95s(state, first) : []);
     text(held.value, totals ? count(totals.cached_blocks) : "–");
-    text(held.note, totals ? `blocks${totals.cached_tokens ? `, ${count(totals.cached_tokens)} tokens` : ""}` : "");
-    const number = refusedLately(state);
-    text(refused.value, number === null ? "–" : count(number));
+    text(held.note, totals ? totals.cached_tokens ? `${count(totals.cached_tokens)} tokens` : "in the index" : "");
+    const lost = refusedLately(state);
+    text(refused.value, state.past ? count(lost.reduce((sum, one) => sum + one, 0)) : "–");
     text(refused.note, "last 15 min");
-    refused.line.draw(state.past?.load.refused ?? []);
+    refused.line.draw(lost);
   }
   return { update };
 }
@@ -149,7 +149,7 @@ function drawAttention(panel, list, state, pods, names) {
     const trouble = troubleOf(ill[0], { now: Date.now() / 1000 + state.ahead, pool: state.pool });
     say("pods", "error", `${names.get(ill[0].address)} ${podState(ill[0])} ${trouble.since.replace(/ \(.*/, "")}`.trim(), `${trouble.why} ${trouble.next}`, hashOf("pods", ill[0].address));
   } else if (ill.length) say("pods", "error", ill.length > 4 ? `${exact(ill.length)} pods get no requests or report nothing.` : `${ill.map((pod) => `${names.get(pod.address)} ${podState(pod)}`).join(", ")}.`, "Each says since when, why, and what follows.", hashOf("pods", ill[0].address));
-  for (const each of state.classes?.classes ?? []) for (const step of each.in_force ?? []) say(`s ${each.class} ${step.step} ${step.model_pool}`, "warning", `Class ${each.class} is under pressure: ${step.step}.`, "", "#/classes");
+  for (const each of state.classes?.classes ?? []) for (const step of each.in_force ?? []) say(`s ${each.class} ${step.step} ${step.model_pool}`, "warning", `Class ${each.class} is under pressure: ${step.step}.`, "", hashOf("classes", each.class));
   const shown = items.sort((a, b) => (a.kind === "error" ? 0 : 1) - (b.kind === "error" ? 0 : 1)).slice(0, 4);
   if (items.length > shown.length) shown.push({ key: "more", kind: "more", words: `${exact(items.length - shown.length)} more`, href: "#/index" });
   panel.hidden = !items.length;

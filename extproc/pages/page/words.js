@@ -10,7 +10,8 @@ export const plural = (number, one, many = `${one}s`) => `${count(number)} ${num
 
 export function milliseconds(value) {
   if (value === null || value === undefined) return "?";
-  return value < 1000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(value < 10000 ? 1 : 0)} s`;
+  if (value < 9.95) return `${Number(value.toFixed(1))} ms`;
+  return value < 999.5 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(value < 10000 ? 1 : 0)} s`;
 }
 
 export function age(seconds) {

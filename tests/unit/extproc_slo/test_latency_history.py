@@ -62,6 +62,7 @@ def test_nothing_observed_is_no_series() -> None:
     history = LatencyHistory((0.1, 0.5))
     history.add_counts(CHAT, [(0, 0.0), (1, 0.0)], now=1.0)
     history.add_counts(BATCH, [], now=1.0)
+    history.add_counts(BATCH, [(0, float("inf")), (1, float("nan"))], now=1.0)
     assert history.known(now=1.0) == []
 
 
