@@ -1,13 +1,17 @@
-"""Where `kvmesh up` leaves the addresses of a running mesh, so that other commands of the same user find it."""
+"""The ready file: what `kvmesh up` writes of a running mesh, and where other commands of the same user find it."""
 
+import json
 import os
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from extproc.errors import ConfigError
+from extproc.local.errors import UpError
+from extproc.local.stack_settings import StackSettings, local
 
 FOLDER = "kvmesh"
 PATTERN = "up-*.json"
@@ -47,6 +51,42 @@ def running_mesh(given: Path | None) -> ReadyMesh | None:
         names = ", ".join(map(str, files))
         raise ConfigError(f"several meshes run: name one with --ready-file, or give --url: {names}")
     return _read(files[0]) if files else None
+
+
+def temporary_path(path: Path) -> Path:
+    """Where the file is written before it gets its name."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def ready_facts(settings: StackSettings, *, redis: str, pids: Mapping[str, int]) -> dict[str, object]:
+    """The content: URLs, except `extproc` (gRPC) and `endpoints`, which are ip:port; `redis` names no password."""
+    return {
+        "gateway": f"http://{local(settings.envoy_port)}",
+        "admin": f"http://{local(settings.admin_port)}",
+        "extproc": str(local(settings.grpc_port)),
+        "indexer_admin": f"http://{local(settings.indexer_admin_port)}",
+        "redis": redis,
+        "envoy_admin": f"http://{local(settings.envoy_admin_port)}",
+        "endpoints": [str(pod) for pod in settings.pods],
+        "model": settings.model,
+        "pids": dict(pids),
+    }
+
+
+def remove_stale(path: Path) -> None:
+    """Remove what an earlier run left: until this run is ready, the file must not be there. Raise UpError."""
+    try:
+        path.unlink(missing_ok=True)
+        temporary_path(path).touch()  # better to learn now than after the start that it cannot be written
+    except OSError as error:
+        raise UpError(f"the ready file {path} cannot be written: {error.strerror}") from error
+
+
+def write_ready_file(path: Path, facts: Mapping[str, object]) -> None:
+    """Write it under another name first: a reader that sees the file sees all of it."""
+    temporary = temporary_path(path)
+    temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def _read(file: Path) -> ReadyMesh:

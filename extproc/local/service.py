@@ -9,13 +9,11 @@ import asyncio
 import importlib.util
 import json
 import os
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -27,8 +25,9 @@ from rich.text import Text
 
 from extproc.local.chaos import kill_now_and_then
 from extproc.local.envoy_config import SocketAddress, fill_in, read_template
-from extproc.local.errors import BadSettingError, UnnamedModelError, UpError
-from extproc.local.greeting import EXAMPLES, greeting
+from extproc.local.errors import BadSettingError, UnnamedModelError
+from extproc.local.first_steps import load_command, write_examples
+from extproc.local.greeting import greeting
 from extproc.local.live_view import local_zone, show_live
 from extproc.local.ports import PortUse, pick_free_port, require_free
 from extproc.local.processes import (
@@ -41,7 +40,7 @@ from extproc.local.processes import (
     find_redis_server,
     wait_until_ready,
 )
-from extproc.local.ready_file import usual_ready_file
+from extproc.local.ready_file import ready_facts, remove_stale, temporary_path, usual_ready_file, write_ready_file
 from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
 from extproc.local.unread_terminal import standard_output
 from extproc.prompts.tokenizer_folder import has_tokenizer, why_not_readable
@@ -249,7 +248,6 @@ async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
 
 async def _supervise(settings: StackSettings, parts: LocalParts, *, notes: Sequence[str]) -> None:
     console = Console(file=standard_output())
-    named_file = settings.ready_file if settings.ready_file != usual_ready_file(settings.envoy_port) else None
     addresses = {f"pod-{number}": str(pod) for number, pod in enumerate(settings.pods)}
 
     def tell(name: str, what: str) -> None:
@@ -272,7 +270,7 @@ async def _supervise(settings: StackSettings, parts: LocalParts, *, notes: Seque
         facts = write_facts()
         folder = parts.run_directory
         write_examples(folder, model=settings.model or "")
-        lines = greeting(facts, log_directory=str(folder), notes=notes, program=own_command(), ready_file=named_file)
+        lines = greeting(facts, log_directory=str(folder), notes=notes, load=load_command(settings))
         for line in lines:
             console.print(line, soft_wrap=True)
         async with asyncio.TaskGroup() as group:
@@ -285,20 +283,6 @@ async def _supervise(settings: StackSettings, parts: LocalParts, *, notes: Seque
             await show_live(str(facts["admin"]), console=console, above=lines, login=login)
 
     await supervisor.run(plan(settings, parts), environment=os.environ, when_ready=when_ready)
-
-
-def write_examples(folder: Path, *, model: str) -> None:
-    """Write the requests that the greeting offers into files, so that its commands are short."""
-    for example in EXAMPLES:
-        body = json.dumps(example.body(model), indent=1)
-        (folder / example.file).write_text(f"{body}\n", encoding="utf-8")
-
-
-def own_command() -> str:
-    """Return how to call `kvmesh` from the folder in which this was started."""
-    if shutil.which("kvmesh"):
-        return "kvmesh"
-    return shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "kvmesh" else f"{sys.executable} -m extproc"
 
 
 def _cancel_on_signals() -> asyncio.Event:
@@ -391,42 +375,6 @@ def _tokenizer_folder(root: str | None) -> Path | None:
         return Path(root).resolve() if root and has_tokenizer(Path(root)) else None
     except (OSError, ValueError):
         return None  # a text that cannot be a path
-
-
-def temporary_path(path: Path) -> Path:
-    """Where the file is written before it gets its name."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def ready_facts(settings: StackSettings, *, redis: str, pids: Mapping[str, int]) -> dict[str, object]:
-    """The content: URLs, except `extproc` (gRPC) and `endpoints`, which are ip:port; `redis` names no password."""
-    return {
-        "gateway": f"http://{local(settings.envoy_port)}",
-        "admin": f"http://{local(settings.admin_port)}",
-        "extproc": str(local(settings.grpc_port)),
-        "indexer_admin": f"http://{local(settings.indexer_admin_port)}",
-        "redis": redis,
-        "envoy_admin": f"http://{local(settings.envoy_admin_port)}",
-        "endpoints": [str(pod) for pod in settings.pods],
-        "model": settings.model,
-        "pids": dict(pids),
-    }
-
-
-def remove_stale(path: Path) -> None:
-    """Remove what an earlier run left: until this run is ready, the file must not be there. Raise UpError."""
-    try:
-        path.unlink(missing_ok=True)
-        temporary_path(path).touch()  # better to learn now than after the start that it cannot be written
-    except OSError as error:
-        raise UpError(f"the ready file {path} cannot be written: {error.strerror}") from error
-
-
-def write_ready_file(path: Path, facts: Mapping[str, object]) -> None:
-    """Write it under another name first: a reader that sees the file sees all of it."""
-    temporary = temporary_path(path)
-    temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 @contextmanager

@@ -1,0 +1,57 @@
+"""The load that the greeting offers finds the mesh that prints it, from the folder in which it was started."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from extproc.local.first_steps import load_command, write_examples
+from extproc.local.greeting import EXAMPLES
+from extproc.local.ready_file import usual_ready_file
+from kvmesh.pods.pod_access import PodAccess
+from tests.unit.extproc_local.local_settings import settings
+
+LOAD = ["load", "--beside", "round-robin"]
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.argv", [".venv/bin/kvmesh", "up"])
+
+
+def test_a_mesh_at_the_usual_place_is_found_by_itself() -> None:
+    made = replace(settings(), ready_file=usual_ready_file(10000))
+    assert shlex.split(load_command(made)) == [".venv/bin/kvmesh", *LOAD]
+
+
+def test_another_file_and_the_pods_key_are_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = replace(settings(), ready_file=Path("my ready.json"), pod_access=PodAccess(key_file=Path("key")))
+    assert shlex.split(load_command(made))[4:] == [
+        *("--ready-file", str(tmp_path / "my ready.json")),
+        *("--pod-key-file", str(tmp_path / "key")),
+    ]
+
+
+def test_without_a_file_the_addresses_are_named() -> None:
+    assert shlex.split(load_command(settings()))[4:] == [
+        *("--server", "http://127.0.0.1:10000", "--endpoints", "127.0.0.1:8101,127.0.0.1:8102")
+    ]
+
+
+def test_an_installed_command_is_called_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "kvmesh"
+    program.write_text("#!/bin/sh\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert load_command(settings()).startswith("kvmesh load ")
+
+
+def test_each_example_is_a_file_with_its_body(tmp_path: Path) -> None:
+    write_examples(tmp_path, model="m")
+    written = [json.loads((tmp_path / each.file).read_text(encoding="utf-8")) for each in EXAMPLES]
+    assert written == [each.body("m") for each in EXAMPLES]
