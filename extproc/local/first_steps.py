@@ -26,7 +26,7 @@ def load_command(settings: StackSettings) -> str:
         program = [sys.argv[0]] if Path(sys.argv[0]).name == "kvmesh" else [sys.executable, "-m", "extproc"]
     gateway = f"http://{local(settings.envoy_port)}"
     ready, key = settings.ready_file, settings.pod_access.key_file
-    is_found = ready is not None and ready == usual_ready_file(settings.envoy_port)
+    is_found = ready == usual_ready_file(settings.envoy_port)
     return shlex.join(
         [
             *(*program, "load", "--beside", "round-robin"),

@@ -190,9 +190,9 @@ async def _play(load: "Load", arms: "Sequence[Arm]", *, request_seconds: float) 
     from extproc.load.play import play, with_model
 
     stop, console = asyncio.Event(), Console(stderr=True)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    arms = await with_model(arms)
+    arms = await with_model(arms)  # before that there is nothing to show: Ctrl-C just ends it
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     status = Status("", console=console)
     if console.is_terminal:
         status.start()

@@ -25,17 +25,18 @@ class ReadyMesh(msgspec.Struct, frozen=True):
     endpoints: tuple[str, ...] = ()
 
 
-def usual_ready_file(envoy_port: int) -> Path | None:
-    """Return where the mesh with that gateway's port is written down; None where there is no folder for it.
+def usual_ready_file(envoy_port: int) -> Path:
+    """Return where the mesh with that gateway's port is written down: a file for each, because several may run."""
+    return _folder() / PATTERN.replace("*", str(envoy_port))
 
-    One file for each gateway, because several meshes may run.
-    """
-    folder = _folder()
+
+def make_folder(file: Path) -> bool:
+    """Make the folder of a usual ready file, where it is not there. Return whether it can be used."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
-        return None
-    return folder / PATTERN.replace("*", str(envoy_port)) if _is_own(folder) else None
+        return False
+    return _is_own(file.parent)
 
 
 def running_mesh(given: Path | None) -> ReadyMesh | None:

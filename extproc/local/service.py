@@ -16,19 +16,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.text import Text
 
 from extproc.local.chaos import kill_now_and_then
 from extproc.local.envoy_config import SocketAddress, fill_in, read_template
 from extproc.local.errors import BadSettingError, UnnamedModelError
-from extproc.local.first_steps import load_command, write_examples
-from extproc.local.greeting import greeting
-from extproc.local.live_view import local_zone, show_live
+from extproc.local.mesh_view import MeshView
 from extproc.local.ports import PortUse, pick_free_port, require_free
 from extproc.local.processes import (
     GrpcReady,
@@ -40,11 +35,9 @@ from extproc.local.processes import (
     find_redis_server,
     wait_until_ready,
 )
-from extproc.local.ready_file import ready_facts, remove_stale, temporary_path, usual_ready_file, write_ready_file
+from extproc.local.ready_file import make_folder, remove_stale, temporary_path, usual_ready_file
 from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
-from extproc.local.unread_terminal import standard_output
 from extproc.prompts.tokenizer_folder import has_tokenizer, why_not_readable
-from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.errors import RedisUrlError
 from kvmesh.plain_text import printable
 from kvmesh.pods.http_response import HttpResponseError
@@ -57,7 +50,7 @@ EXTERNAL_REDIS_SECONDS = 10.0
 ASK_SECONDS = 2.0
 POD_RESTART_SECONDS = 5.0  # long enough to see what the others do meanwhile
 KVMESH = (sys.executable, "-m", "extproc")
-GUARD_SCRIPT = 'trap "" HUP INT TERM; cat >/dev/null; rm -rf -- "$@"'
+GUARD_SCRIPT = 'trap "" HUP INT TERM; cat >/dev/null; folder=$1; shift; rm -rf -- "$@"; rmdir -- "$folder" 2>/dev/null'
 GUARD_SECONDS = 10
 PODS_ARE_ASKED = "the pods are asked for each prompt's tokens, which takes milliseconds; --tokenizer names a folder"
 
@@ -189,13 +182,15 @@ async def run(settings: StackSettings) -> None:
         require_redis(settings.redis)
     require_free(fixed_ports(settings), host=HOST)
     doomed: tuple[Path, ...] = ()
-    if settings.ready_file is None:
-        settings = replace(settings, ready_file=usual_ready_file(settings.envoy_port))
+    usual = usual_ready_file(settings.envoy_port)
+    if settings.ready_file is None and make_folder(usual):
+        settings = replace(settings, ready_file=usual)
     if settings.ready_file is not None:
         remove_stale(settings.ready_file)
         doomed = (settings.ready_file, temporary_path(settings.ready_file))
     told_to_end = _cancel_on_signals()
-    with run_directory(also_remove=doomed) as directory:
+    folder = usual.parent if settings.ready_file == usual else None
+    with run_directory(also_remove=doomed, if_empty=folder) as directory:
         try:
             parts = await _prepare(settings, directory)
             notes: tuple[str, ...] = ()
@@ -247,42 +242,27 @@ async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
 
 
 async def _supervise(settings: StackSettings, parts: LocalParts, *, notes: Sequence[str]) -> None:
-    console = Console(file=standard_output())
-    addresses = {f"pod-{number}": str(pod) for number, pod in enumerate(settings.pods)}
-
-    def tell(name: str, what: str) -> None:
-        line = f"{datetime.now(local_zone()):%H:%M:%S} {name} ({addresses.get(name, 'no pod')}) {what}"
-        console.print(Text(line, style="yellow"), soft_wrap=True)
-        try:
-            write_facts()  # its process is another one now
-        except OSError as error:
-            console.print(Text(f"the ready file cannot be written anew: {error.strerror}", style="red"))
-
-    def write_facts() -> dict[str, object]:
-        facts = ready_facts(settings, redis=read_address(parts.redis).label, pids=supervisor.pids)
-        if settings.ready_file is not None:
-            write_ready_file(settings.ready_file, facts)
-        return facts
-
-    supervisor = Supervisor(log_directory=parts.run_directory, tell=tell)
+    view = MeshView(
+        settings,
+        folder=parts.run_directory,
+        redis=read_address(parts.redis).label,
+        notes=notes,
+        pids=lambda: supervisor.pids,
+    )
+    supervisor: Supervisor = Supervisor(log_directory=parts.run_directory, tell=view.tell)
+    stages = plan(settings, parts)
 
     async def when_ready() -> None:
-        facts = write_facts()
-        folder = parts.run_directory
-        write_examples(folder, model=settings.model or "")
-        lines = greeting(facts, log_directory=str(folder), notes=notes, load=load_command(settings))
-        for line in lines:
-            console.print(line, soft_wrap=True)
+        view.greet()
         async with asyncio.TaskGroup() as group:
             if settings.chaos:
-                killing = kill_now_and_then(supervisor, tuple(addresses), every_seconds=settings.chaos_seconds)
+                pods = [f"pod-{number}" for number in range(settings.simulated_pods)]
+                killing = kill_now_and_then(supervisor, pods, every_seconds=settings.chaos_seconds)
                 group.create_task(killing, name="chaos")
-            if settings.no_live:
-                await asyncio.Event().wait()  # until a signal cancels this or a child ends
-            login = AdminLogin(token_file=settings.admin_token_file)
-            await show_live(str(facts["admin"]), console=console, above=lines, login=login)
+            await view.show()
 
-    await supervisor.run(plan(settings, parts), environment=os.environ, when_ready=when_ready)
+    with view.starting([spec.name for stage in stages for spec in stage]):
+        await supervisor.run(stages, environment=os.environ, when_ready=when_ready)
 
 
 def _cancel_on_signals() -> asyncio.Event:
@@ -378,12 +358,12 @@ def _tokenizer_folder(root: str | None) -> Path | None:
 
 
 @contextmanager
-def run_directory(*, also_remove: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """A new directory for the run; it and the files of `also_remove` are gone afterwards."""
+def run_directory(*, also_remove: tuple[Path, ...] = (), if_empty: Path | None = None) -> Iterator[Path]:
+    """A new directory for the run; it, the files of `also_remove`, and a folder if it is empty, are gone afterwards."""
     path = Path(tempfile.mkdtemp(prefix="kvmesh-up-"))
     doomed = [str(entry.absolute()) for entry in (path, *also_remove)]
     guard = subprocess.Popen(
-        ["/bin/sh", "-c", GUARD_SCRIPT, "kvmesh-guard", *doomed],
+        ["/bin/sh", "-c", GUARD_SCRIPT, "kvmesh-guard", str(if_empty or path), *doomed],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ import pytest
 from extproc.errors import ConfigError
 from extproc.load.play import Arm
 from extproc.local.load_targets import Wanted, choose_arms
-from extproc.local.ready_file import usual_ready_file
+from extproc.local.ready_file import make_folder, usual_ready_file
 from kvmesh.pods.pod_access import PodAccess
 
 
@@ -20,7 +20,7 @@ def _own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def _running() -> None:
     file = usual_ready_file(10000)
-    assert file is not None
+    assert make_folder(file)
     facts = {"gateway": "http://127.0.0.1:20000", "model": "tiny", "endpoints": ["127.0.0.1:1", "127.0.0.1:2"]}
     file.write_text(json.dumps(facts), encoding="utf-8")
 

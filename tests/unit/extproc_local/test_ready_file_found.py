@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from extproc.errors import ConfigError
-from extproc.local.ready_file import ReadyMesh, running_mesh, usual_ready_file
+from extproc.local.ready_file import ReadyMesh, make_folder, running_mesh, usual_ready_file
 
 FACTS = {"gateway": "http://127.0.0.1:10000", "model": "tiny", "endpoints": ["127.0.0.1:8101"], "pids": {"envoy": 1}}
 MESH = ReadyMesh(gateway="http://127.0.0.1:10000", model="tiny", endpoints=("127.0.0.1:8101",))
@@ -19,7 +19,7 @@ def _own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def write(port: int) -> Path:
     file = usual_ready_file(port)
-    assert file is not None
+    assert make_folder(file)
     file.write_text(json.dumps(FACTS), encoding="utf-8")
     return file
 
@@ -49,11 +49,12 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
-    write(10000).parent.chmod(0o777)
-    assert usual_ready_file(10000) is None
+    file = write(10000)
+    file.parent.chmod(0o777)
+    assert not make_folder(file)
     assert running_mesh(None) is None
 
 
 def test_without_a_folder_there_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("not a folder", encoding="utf-8")
-    assert usual_ready_file(10000) is None
+    assert not make_folder(usual_ready_file(10000))
