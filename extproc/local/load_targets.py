@@ -7,6 +7,7 @@ from pathlib import Path
 from extproc.errors import ConfigError
 from extproc.load.asking import Target
 from extproc.load.play import Arm
+from extproc.local.errors import BadEndpointError
 from extproc.local.ready_file import ReadyMesh, running_mesh
 from extproc.local.stack_settings import resolve
 from kvmesh.pods.pod_access import PodAccess, read_pod_key
@@ -61,7 +62,11 @@ def _mesh(wanted: Wanted) -> ReadyMesh | None:
 
 
 def _pods(wanted: Wanted, mesh: ReadyMesh | None) -> tuple[str, ...]:
-    pods = tuple(map(str, resolve(wanted.endpoints))) if wanted.endpoints else mesh.endpoints if mesh else ()
+    try:
+        given = tuple(map(str, resolve(wanted.endpoints or "")))
+    except BadEndpointError as error:
+        raise ConfigError(f"--endpoints: {error}") from error
+    pods = given or (mesh.endpoints if mesh else ())
     if not pods:
         raise ConfigError(f"--beside {ROUND_ROBIN}: no `kvmesh up` runs here; name the pods with --endpoints")
     return tuple(f"http://{pod}" for pod in pods)

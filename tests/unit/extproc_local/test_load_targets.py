@@ -62,6 +62,8 @@ def test_round_robin_needs_pods_and_another_arm_needs_a_url() -> None:
         arms(beside="round-robin")
     with pytest.raises(ConfigError, match="--beside least-request: round-robin, or a URL"):
         arms(beside="least-request")
+    with pytest.raises(ConfigError, match=r"--endpoints: endpoint '10\.0\.0\.1' is not HOST:PORT"):
+        arms(beside="round-robin", endpoints="10.0.0.1")
 
 
 def test_a_key_is_shown_to_both_and_is_in_no_repr(tmp_path: Path) -> None:
