@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from extproc.local.greeting import EXAMPLES
-from extproc.local.ready_file import usual_ready_file
 from extproc.local.stack_settings import StackSettings, local
+
+USUAL_PORT = StackSettings().envoy_port
 
 
 def write_examples(folder: Path, *, model: str) -> None:
@@ -24,14 +25,11 @@ def load_command(settings: StackSettings) -> str:
         program = ["kvmesh"]
     else:
         program = [sys.argv[0]] if Path(sys.argv[0]).name == "kvmesh" else [sys.executable, "-m", "extproc"]
-    gateway = f"http://{local(settings.envoy_port)}"
-    ready, key = settings.ready_file, settings.pod_access.key_file
-    is_found = ready == usual_ready_file(settings.envoy_port)
+    port, key = settings.envoy_port, settings.pod_access.key_file
     return shlex.join(
         [
             *(*program, "load", "--beside", "round-robin"),
-            *([] if ready is None or is_found else ["--ready-file", str(ready.absolute())]),
-            *(["--server", gateway, "--endpoints", ",".join(map(str, settings.pods))] if ready is None else []),
+            *([] if port == USUAL_PORT else ["--server", f"http://{local(port)}"]),  # another mesh may run, too
             *([] if key is None else ["--pod-key-file", str(key.absolute())]),
         ]
     )

@@ -15,11 +15,12 @@ from extproc.local.live_view import local_zone, show_live
 from extproc.local.ready_file import ready_facts, write_ready_file
 from extproc.local.stack_settings import StackSettings, local
 from extproc.local.unread_terminal import standard_output
+from extproc.settings.running_mesh import READY_NAME
 from kvmesh.admin.admin_login import AdminLogin
 
 
 class MeshView:
-    """Prints it, and keeps the ready file. `pids` gives the processes of now, `redis` is Redis' address."""
+    """Prints it, and keeps the ready files. `pids` gives the processes of now, `redis` is Redis' address."""
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class MeshView:
 
     def _write_facts(self) -> dict[str, object]:
         facts = ready_facts(self._settings, redis=self._redis, pids=self._pids())
+        write_ready_file(self._folder / READY_NAME, facts)  # where other commands look
         if self._settings.ready_file is not None:
             write_ready_file(self._settings.ready_file, facts)
         return facts

@@ -1,10 +1,9 @@
-"""The ready file: what `kvmesh up` writes of a running mesh, and where other commands of the same user find it."""
+"""The ready file: what `kvmesh up` writes of a running mesh, and what other commands of the same user read of it."""
 
 import json
 import os
-import stat
-import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -12,9 +11,7 @@ import msgspec
 from extproc.errors import ConfigError
 from extproc.local.errors import UpError
 from extproc.local.stack_settings import StackSettings, local
-
-FOLDER = "kvmesh"
-PATTERN = "up-*.json"
+from extproc.settings.running_mesh import running_meshes
 
 
 class ReadyMesh(msgspec.Struct, frozen=True):
@@ -25,33 +22,20 @@ class ReadyMesh(msgspec.Struct, frozen=True):
     endpoints: tuple[str, ...] = ()
 
 
-def usual_ready_file(envoy_port: int) -> Path:
-    """Return where the mesh with that gateway's port is written down: a file for each, because several may run."""
-    return _folder() / PATTERN.replace("*", str(envoy_port))
+def running_mesh(gateway: str | None) -> ReadyMesh | None:
+    """Return the mesh with that gateway, without one the only one that runs; None where there is none.
 
-
-def make_folder(file: Path) -> bool:
-    """Make the folder of a usual ready file, where it is not there. Return whether it can be used."""
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return _is_own(file.parent)
-
-
-def running_mesh(given: Path | None) -> ReadyMesh | None:
-    """Return the mesh of the given file, else the only one that runs; None where none does.
-
-    Raise ConfigError for a file that cannot be used, and where several meshes run.
+    Raise ConfigError where several run.
     """
-    if given is not None:
-        return _read(given)
-    folder = _folder()
-    files = sorted(folder.glob(PATTERN)) if _is_own(folder) else []
-    if len(files) > 1:
-        names = ", ".join(map(str, files))
-        raise ConfigError(f"several meshes run: name one with --ready-file, or give --url: {names}")
-    return _read(files[0]) if files else None
+    found = []
+    for facts in running_meshes():
+        with suppress(msgspec.ValidationError):  # of another release
+            found.append(msgspec.convert(facts, ReadyMesh))
+    found = [mesh for mesh in found if gateway in (None, mesh.gateway)]
+    if len(found) > 1:
+        names = ", ".join(mesh.gateway for mesh in found)
+        raise ConfigError(f"several meshes run on this machine: choose with --server: {names}")
+    return found[0] if found else None
 
 
 def temporary_path(path: Path) -> Path:
@@ -88,28 +72,3 @@ def write_ready_file(path: Path, facts: Mapping[str, object]) -> None:
     temporary = temporary_path(path)
     temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-
-def _read(file: Path) -> ReadyMesh:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=ReadyMesh)
-    except OSError as error:
-        raise ConfigError(
-            f"--ready-file: {file}: {error.strerror}; `kvmesh up` writes it once all is healthy"
-        ) from error
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"--ready-file: {file} is no ready file of `kvmesh up`: {error}") from error
-
-
-def _folder() -> Path:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / FOLDER if runtime else Path(tempfile.gettempdir()) / f"{FOLDER}-{os.getuid()}"
-
-
-def _is_own(folder: Path) -> bool:
-    """Whether nobody else can put files there: in /tmp anybody may have made it."""
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022

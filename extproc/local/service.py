@@ -35,9 +35,10 @@ from extproc.local.processes import (
     find_redis_server,
     wait_until_ready,
 )
-from extproc.local.ready_file import make_folder, remove_stale, temporary_path, usual_ready_file
+from extproc.local.ready_file import remove_stale, temporary_path
 from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
 from extproc.prompts.tokenizer_folder import has_tokenizer, why_not_readable
+from extproc.settings.running_mesh import RUN_PREFIX
 from kvmesh.errors import RedisUrlError
 from kvmesh.plain_text import printable
 from kvmesh.pods.http_response import HttpResponseError
@@ -50,7 +51,7 @@ EXTERNAL_REDIS_SECONDS = 10.0
 ASK_SECONDS = 2.0
 POD_RESTART_SECONDS = 5.0  # long enough to see what the others do meanwhile
 KVMESH = (sys.executable, "-m", "extproc")
-GUARD_SCRIPT = 'trap "" HUP INT TERM; cat >/dev/null; folder=$1; shift; rm -rf -- "$@"; rmdir -- "$folder" 2>/dev/null'
+GUARD_SCRIPT = 'trap "" HUP INT TERM; cat >/dev/null; rm -rf -- "$@"'
 GUARD_SECONDS = 10
 PODS_ARE_ASKED = "the pods are asked for each prompt's tokens, which takes milliseconds; --tokenizer names a folder"
 
@@ -182,15 +183,11 @@ async def run(settings: StackSettings) -> None:
         require_redis(settings.redis)
     require_free(fixed_ports(settings), host=HOST)
     doomed: tuple[Path, ...] = ()
-    usual = usual_ready_file(settings.envoy_port)
-    if settings.ready_file is None and make_folder(usual):
-        settings = replace(settings, ready_file=usual)
     if settings.ready_file is not None:
         remove_stale(settings.ready_file)
         doomed = (settings.ready_file, temporary_path(settings.ready_file))
     told_to_end = _cancel_on_signals()
-    folder = usual.parent if settings.ready_file == usual else None
-    with run_directory(also_remove=doomed, if_empty=folder) as directory:
+    with run_directory(also_remove=doomed) as directory:
         try:
             parts = await _prepare(settings, directory)
             notes: tuple[str, ...] = ()
@@ -358,12 +355,12 @@ def _tokenizer_folder(root: str | None) -> Path | None:
 
 
 @contextmanager
-def run_directory(*, also_remove: tuple[Path, ...] = (), if_empty: Path | None = None) -> Iterator[Path]:
-    """A new directory for the run; it, the files of `also_remove`, and a folder if it is empty, are gone afterwards."""
-    path = Path(tempfile.mkdtemp(prefix="kvmesh-up-"))
+def run_directory(*, also_remove: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """A new directory for the run; it and the files of `also_remove` are gone afterwards."""
+    path = Path(tempfile.mkdtemp(prefix=RUN_PREFIX))
     doomed = [str(entry.absolute()) for entry in (path, *also_remove)]
     guard = subprocess.Popen(
-        ["/bin/sh", "-c", GUARD_SCRIPT, "kvmesh-guard", str(if_empty or path), *doomed],
+        ["/bin/sh", "-c", GUARD_SCRIPT, "kvmesh-guard", *doomed],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -36,17 +36,8 @@ async def mesh(folder: Path) -> AsyncIterator[Stack]:
 
 
 async def start(folder: Path, *words: str) -> asyncio.subprocess.Process:
-    command = (
-        sys.executable,
-        "-m",
-        "extproc",
-        "load",
-        "--ready-file",
-        str(folder / "ready.json"),
-        "-o",
-        "json",
-        *words,
-    )
+    gateway = json.loads((folder / "ready.json").read_text())["gateway"]
+    command = (sys.executable, "-m", "extproc", "load", "--server", gateway, "-o", "json", *words)
     return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
 
 

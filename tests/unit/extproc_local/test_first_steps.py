@@ -9,7 +9,6 @@ import pytest
 
 from extproc.local.first_steps import load_command, write_examples
 from extproc.local.greeting import EXAMPLES
-from extproc.local.ready_file import usual_ready_file
 from kvmesh.pods.pod_access import PodAccess
 from tests.unit.extproc_local.local_settings import settings
 
@@ -17,29 +16,21 @@ LOAD = ["load", "--beside", "round-robin"]
 
 
 @pytest.fixture(autouse=True)
-def _as_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+def _as_in_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("sys.argv", [".venv/bin/kvmesh", "up"])
 
 
-def test_a_mesh_at_the_usual_place_is_found_by_itself() -> None:
-    made = replace(settings(), ready_file=usual_ready_file(10000))
-    assert shlex.split(load_command(made)) == [".venv/bin/kvmesh", *LOAD]
+def test_a_mesh_with_the_usual_port_is_found_by_itself() -> None:
+    assert shlex.split(load_command(settings())) == [".venv/bin/kvmesh", *LOAD]
 
 
-def test_another_file_and_the_pods_key_are_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_port_and_the_pods_key_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made = replace(settings(), ready_file=Path("my ready.json"), pod_access=PodAccess(key_file=Path("key")))
+    made = replace(settings(), envoy_port=12345, pod_access=PodAccess(key_file=Path("key")))
     assert shlex.split(load_command(made))[4:] == [
-        *("--ready-file", str(tmp_path / "my ready.json")),
+        *("--server", "http://127.0.0.1:12345"),
         *("--pod-key-file", str(tmp_path / "key")),
-    ]
-
-
-def test_without_a_file_the_addresses_are_named() -> None:
-    assert shlex.split(load_command(settings()))[4:] == [
-        *("--server", "http://127.0.0.1:10000", "--endpoints", "127.0.0.1:8101,127.0.0.1:8102")
     ]
 
 
