@@ -6,9 +6,14 @@ Other pages quote the same figures in sentences; `tests/unit/docs/test_figures.p
 import json
 import sys
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from rich.console import Console
+
+from extproc.load.report import LoadReport, shown
 from tools.docs_site import REPOSITORY
 
 Facts = Mapping[str, Any]
@@ -340,6 +345,24 @@ def token_ways() -> str:
     return table(rows)
 
 
+def demo_load() -> str:
+    """What `kvmesh load --beside round-robin` says at the demo."""
+    return _as_said("demo-load")
+
+
+def demo_chaos() -> str:
+    """What `kvmesh load` says while pods of the demo are killed."""
+    return _as_said("demo-chaos")
+
+
+def _as_said(kind: str) -> str:
+    console = Console(file=StringIO(), width=110, highlight=False)
+    console.print(shown(msgspec.convert(newest(kind), LoadReport)))
+    assert isinstance(console.file, StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return "\n".join(["```", *lines, "```", ""])
+
+
 def _microseconds(value: Mapping[str, float]) -> str:
     return f"{value['median']:.3f} ({value['min']:.3f}..{value['max']:.3f})"
 
@@ -370,6 +393,8 @@ TABLES = {
             libraries,
             tokenizing,
             token_ways,
+            demo_load,
+            demo_chaos,
         ),
     )
 }

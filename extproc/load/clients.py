@@ -94,6 +94,7 @@ class Clients:
             refused=refused,
             prompt_tokens=answer.prompt_tokens,
             cached_tokens=answer.cached_tokens,
+            tells_cached=answer.tells_cached,
             answer="".join(answer.pieces),
             gaps=answer.gaps,
             server=answer.server,

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from extproc.errors import ConfigError
 from extproc.load.script import Session
@@ -24,14 +23,6 @@ LEAST_BURST = 2 * BURST_PREFIXES  # requests
 USUAL_RATE = 8.0  # requests a second
 USUAL_SECONDS = 20.0
 SALT_WORDS = 4
-
-
-class Kind(StrEnum):
-    """What is asked."""
-
-    QUESTIONS = "questions"
-    BURST = "burst"
-    TRACE = "trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +70,7 @@ def questions(size: LoadSize) -> Load:
         )
     rng = random.Random(f"{size.seed} questions")  # noqa: S311 - the same load again
     qa = QaSize(users=size.users, history_tokens=size.prompt_tokens, answer_tokens=size.answer_tokens)
-    sessions = qa_sessions(qa, rate=rate, seconds=seconds - most_late, texts=_texts(size, Kind.QUESTIONS))
+    sessions = qa_sessions(qa, rate=rate, seconds=seconds - most_late, texts=_texts(size, "questions"))
     return Load(
         title=f"questions: {size.users} users, {rate:g} requests/s, {seconds:g} s",
         sessions=tuple(irregular(each, rng, most_seconds=most_late) for each in sessions),
@@ -104,7 +95,7 @@ def bursts(size: LoadSize) -> Load:
         prefix_tokens=size.prompt_tokens,
         answer_tokens=size.answer_tokens,
     )
-    rng, texts = random.Random(f"{size.seed} burst"), _texts(size, Kind.BURST)  # noqa: S311
+    rng, texts = random.Random(f"{size.seed} burst"), _texts(size, "burst")  # noqa: S311
     count = max(1, int(seconds / BURST_EVERY_SECONDS))
     sessions = tuple(
         session
@@ -142,7 +133,7 @@ def _replayed(
             answer_divisor=size.shrink,
             longest_answer_tokens=size.answer_tokens,
         )
-        return trace_sessions(rows, trace, seconds=seconds, texts=_texts(size, Kind.TRACE))
+        return trace_sessions(rows, trace, seconds=seconds, texts=_texts(size, "trace"))
     bodies = [each for each in requests if isinstance(each, RecordedBody)]
     dues = _dues(bodies, size)
     kept = sum(due <= seconds for due in dues)
@@ -169,7 +160,7 @@ def _times_faster(seconds: Sequence[float], rate: float | None) -> float:
     return rate * seconds[-1] / len(seconds)
 
 
-def _texts(size: LoadSize, kind: Kind) -> Texts:
+def _texts(size: LoadSize, kind: str) -> Texts:
     return Texts(WORDS, seed=f"{size.seed} {kind}")
 
 

@@ -82,5 +82,5 @@ def _progress(clients: Clients, arm: Arm, load: Load) -> str:
     return (
         f"{arm.name}: {max(0.0, clients.seconds):.0f} of {load.seconds:.0f} s, "
         f"{clients.sent:,} of {load.requests:,} sent, "
-        f"{len(records) - failed:,} answered, {failed:,} refused or failed, {clients.in_flight:,} in flight"
+        f"{len(records) - failed:,} answered, {failed:,} not, {clients.in_flight:,} in flight"
     )

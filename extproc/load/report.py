@@ -78,7 +78,9 @@ def _times(values: Sequence[float | None]) -> str:
 
 def _remarks(arm: ArmSummary) -> Iterator[str]:
     if arm.warm_up:
-        yield f"{arm.arm}: {arm.warm_up:,} requests warmed the caches up before and are not counted"
+        yield f"{arm.arm}: not counted: {_many(arm.warm_up, 'request')} before, to warm the caches up"
+    if arm.answered and arm.hit_rate is None:
+        yield f"{arm.arm}: no answer tells cached tokens; vLLM does with --enable-prompt-tokens-details"
     yield from _reasons(f"{arm.arm}: refused", arm.refusals)
     yield from _reasons(f"{arm.arm}: failed", arm.errors)
     if arm.failed_at:
@@ -86,13 +88,17 @@ def _remarks(arm: ArmSummary) -> Iterator[str]:
         yield f"{arm.arm}: failed at {where}"
     if arm.late:
         yield (
-            f"{arm.arm}: {arm.late:,} requests were sent more than {LATE_SECONDS * 1000:.0f} ms late, "
-            f"{arm.latest_ms:.0f} ms at the most: this machine could not keep up. TTFT counts from when they were due"
+            f"{arm.arm}: sent more than {LATE_SECONDS * 1000:.0f} ms late: {_many(arm.late, 'request')}, "
+            f"{arm.latest_ms:.0f} ms at the most; this machine could not keep up. TTFT counts from when they were due"
         )
     if arm.held_back:
-        yield f"{arm.arm}: {arm.held_back:,} questions were asked later than planned, as the answer before came late"
+        yield f"{arm.arm}: asked later than planned, after a late answer: {_many(arm.held_back, 'question')}"
     if arm.unfinished:
-        yield f"{arm.arm}: {arm.unfinished:,} requests were cut off in flight and are not counted"
+        yield f"{arm.arm}: not counted: {_many(arm.unfinished, 'request')} cut off in flight"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _reasons(beginning: str, counts: dict[str, int]) -> Iterator[str]:

@@ -40,6 +40,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None = None  # why a server that works refused it (429, 503); such a request has no `error`
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    tells_cached: bool = False  # whether the answer's usage has cached tokens at all
     answer: str = ""
     gaps: tuple[float, ...] = ()  # seconds between two pieces of the answer
     server: str = ""  # the pod that answered, where the gateway or the client knows it

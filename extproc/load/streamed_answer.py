@@ -69,6 +69,7 @@ class StreamedAnswer:
     pieces: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    tells_cached: bool = False
     done: bool = False
     _held: bytes = b""
 
@@ -109,6 +110,7 @@ class StreamedAnswer:
         if told.usage is not None:
             self.prompt_tokens = told.usage.prompt_tokens
             details = told.usage.prompt_tokens_details
+            self.tells_cached = details is not None and details.cached_tokens is not None
             self.cached_tokens = (details.cached_tokens or 0) if details else 0
 
 

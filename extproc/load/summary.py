@@ -38,7 +38,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     answered_per_second: float
     ttft_ms: Spread
     inter_token_ms: Spread
-    hit_rate: float | None  # cached tokens of prompt tokens, as the answers' usage says
+    hit_rate: float | None  # cached tokens of prompt tokens, as the answers' usage says; None: none says it
     prompt_tokens: int
     cached_tokens: int
     refusals: dict[str, int]  # by reason
@@ -72,7 +72,7 @@ def summarise(
         answered_per_second=len(answered) / lasted if lasted else 0.0,
         ttft_ms=_spread(ms for record in answered if (ms := record.awaited_ms) is not None),
         inter_token_ms=_spread(gap * 1000 for record in answered for gap in record.gaps),
-        hit_rate=cached_tokens / prompt_tokens if prompt_tokens else None,
+        hit_rate=cached_tokens / prompt_tokens if any(record.tells_cached for record in answered) else None,
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         refusals=_counted(record.refused for record in measured),

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -65,22 +64,20 @@ def greeting(
     *,
     log_directory: str,
     notes: Sequence[str],
-    program: str,
-    ready_file: Path | None = None,
+    load: str,
 ) -> list[Text]:
     """The lines to print, to be wrapped by the terminal alone; `facts` as in the ready file.
 
-    `program` is how to call `kvmesh`; `ready_file` is given where other commands do not find it by themselves.
+    `load` is a call of `kvmesh load` that finds this mesh.
     """
     url = f"{facts['gateway']}/v1/chat/completions"
-    which = f" --ready-file {shlex.quote(str(ready_file))}" if ready_file is not None else ""
     return [
         Text("kvmesh is up", style="bold"),
         *(Text(printable(note), style="yellow") for note in notes),
         *address_lines(facts, log_directory=log_directory),
         Text(),
         Text("in another terminal: the same load here and by round robin, 20 s each", style="bold"),
-        Text(f"{program} load --beside round-robin{which}"),
+        Text(load),
         Text(),
         Text(
             "single requests: look at x-kvmesh-upstream (the pod) and cached_tokens (not computed again)", style="bold"

@@ -83,9 +83,6 @@ def load(
         str | None,
         typer.Option(metavar="HOST:PORT,…", help="Pods of round-robin. Default: those of the running `kvmesh up`."),
     ] = None,
-    ready_file: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Ready file of the `kvmesh up` to ask, where several run.")
-    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model to ask for. Default: the first that the server names.")
     ] = None,
@@ -141,9 +138,7 @@ def load(
     )
     request_seconds = seconds_of(request_timeout, flag="--request-timeout")
     planned = _planned(kind, file, size)
-    wanted = Wanted(
-        server=server, beside=beside, endpoints=endpoints, ready_file=ready_file, model=model, access=access
-    )
+    wanted = Wanted(server=server, beside=beside, endpoints=endpoints, model=model, access=access)
     arms = choose_arms(wanted, headers=_headers(header or ()), salt=salt or secrets.token_hex(8))
     played = asyncio.run(_play(planned, arms, request_seconds=request_seconds))
     report = LoadReport(load=planned.title, seed=seed, **played)
@@ -190,9 +185,9 @@ async def _play(load: "Load", arms: "Sequence[Arm]", *, request_seconds: float) 
     from extproc.load.play import play, with_model
 
     stop, console = asyncio.Event(), Console(stderr=True)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    arms = await with_model(arms)
+    arms = await with_model(arms)  # before that there is nothing to show: Ctrl-C just ends it
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     status = Status("", console=console)
     if console.is_terminal:
         status.start()

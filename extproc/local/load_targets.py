@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from extproc.errors import ConfigError
 from extproc.load.asking import Target
 from extproc.load.play import Arm
+from extproc.local.errors import BadEndpointError
 from extproc.local.ready_file import ReadyMesh, running_mesh
 from extproc.local.stack_settings import resolve
 from kvmesh.pods.pod_access import PodAccess, read_pod_key
@@ -23,7 +23,6 @@ class Wanted:
     server: str | None = None
     beside: str | None = None
     endpoints: str | None = None
-    ready_file: Path | None = None
     model: str | None = None
     access: PodAccess = field(default_factory=PodAccess)
 
@@ -34,13 +33,14 @@ def choose_arms(wanted: Wanted, *, headers: Mapping[str, str], salt: str) -> tup
     Each has a salt of its own, so that the first one warms no cache up for the second. Raise ConfigError, or
     SettingError for a key file that cannot be used.
     """
-    mesh = _mesh(wanted)
+    asked = _base(wanted.server) if wanted.server else None
+    mesh = running_mesh(asked)
     key = wanted.access.key_file
     sent = {**headers, **({} if key is None else {"authorization": f"Bearer {read_pod_key(key)}"})}
-    model = wanted.model or (mesh.model if mesh and wanted.server is None else None) or ""
-    gateway = _base(wanted.server or (mesh.gateway if mesh else USUAL_GATEWAY))
+    model = wanted.model or (mesh.model if mesh else None) or ""
+    gateway = asked or (mesh.gateway if mesh else USUAL_GATEWAY)
     first = Arm(
-        name=gateway.partition("://")[2] if wanted.server else OURS,
+        name=OURS if mesh or asked is None else gateway.partition("://")[2],
         target=Target(urls=(gateway,), model=model, headers=sent),
         salt=f"{salt} 1",
     )
@@ -54,16 +54,16 @@ def choose_arms(wanted: Wanted, *, headers: Mapping[str, str], salt: str) -> tup
     return (first, Arm(name=name, target=Target(urls=urls, model=model, headers=sent), salt=f"{salt} 2"))
 
 
-def _mesh(wanted: Wanted) -> ReadyMesh | None:
-    """The running mesh, where the command line leaves something to it."""
-    is_needed = wanted.server is None or (wanted.beside == ROUND_ROBIN and not wanted.endpoints)
-    return running_mesh(wanted.ready_file) if is_needed else None
-
-
 def _pods(wanted: Wanted, mesh: ReadyMesh | None) -> tuple[str, ...]:
-    pods = tuple(map(str, resolve(wanted.endpoints))) if wanted.endpoints else mesh.endpoints if mesh else ()
+    try:
+        given = tuple(map(str, resolve(wanted.endpoints or "")))
+    except BadEndpointError as error:
+        raise ConfigError(f"--endpoints: {error}") from error
+    pods = given or (mesh.endpoints if mesh else ())
     if not pods:
-        raise ConfigError(f"--beside {ROUND_ROBIN}: no `kvmesh up` runs here; name the pods with --endpoints")
+        raise ConfigError(
+            f"--beside {ROUND_ROBIN}: no `kvmesh up` with this gateway runs here; name the pods with --endpoints"
+        )
     return tuple(f"http://{pod}" for pod in pods)
 
 

@@ -181,7 +181,7 @@ class ProcessSpec:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     ready: tuple[Condition, ...] = ()
     ready_within_seconds: float = 60.0
-    restart_seconds: float | None = None  # killed, it is started again after so long; None: its end ends the run
+    restart_seconds: float | None = None  # killed or told to end, it is started again; None: its end ends the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,14 +250,14 @@ class Supervisor:
             await self._end_all()
 
     async def _watch(self, child: _Child, environment: Mapping[str, str]) -> None:
-        """Raise when the child ends: it was not asked to. One that may be killed is started again."""
+        """Raise when the child ends: we did not ask it to. One that may be killed by others is started again."""
         while True:
             ended = await _end_of(child)
             pause, code = child.spec.restart_seconds, child.process.returncode
-            if pause is None or code is None or code >= 0:  # what ends by itself has a defect, which must be seen
+            if pause is None or code is None or code > 0:  # what fails by itself has a defect, which must be seen
                 raise ended
             self._away.add(child.spec.name)
-            self._tell(child.spec.name, f"was killed by {_signal_name(code)} and starts again in {pause:g} s")
+            self._tell(child.spec.name, f"{_how_ended(code)} and starts again in {pause:g} s")
             await asyncio.sleep(pause)
             child = await self._start_again(child, environment)
             if await _is_ready_before_its_end(child):
@@ -358,9 +358,8 @@ async def _end_of(child: _Child) -> ChildEndedError:
     """Wait for it; return what there is to say of it."""
     code = await child.process.wait()
     await asyncio.wait({child.pump}, timeout=1.0)  # its last words may still be in the pipe
-    how = f"was killed by {_signal_name(code)}" if code < 0 else f"ended with exit code {code}"
-    return ChildEndedError(f"{child.spec.name} {how}", log_lines=child.log.last_lines(LAST_LINES))
+    return ChildEndedError(f"{child.spec.name} {_how_ended(code)}", log_lines=child.log.last_lines(LAST_LINES))
 
 
-def _signal_name(code: int) -> str:
-    return signal.Signals(-code).name
+def _how_ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -9,27 +9,21 @@ import asyncio
 import importlib.util
 import json
 import os
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.text import Text
 
 from extproc.local.chaos import kill_now_and_then
 from extproc.local.envoy_config import SocketAddress, fill_in, read_template
-from extproc.local.errors import BadSettingError, UnnamedModelError, UpError
-from extproc.local.greeting import EXAMPLES, greeting
-from extproc.local.live_view import local_zone, show_live
+from extproc.local.errors import BadSettingError, UnnamedModelError
+from extproc.local.mesh_view import MeshView
 from extproc.local.ports import PortUse, pick_free_port, require_free
 from extproc.local.processes import (
     GrpcReady,
@@ -41,11 +35,10 @@ from extproc.local.processes import (
     find_redis_server,
     wait_until_ready,
 )
-from extproc.local.ready_file import usual_ready_file
+from extproc.local.ready_file import remove_stale, temporary_path
 from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
-from extproc.local.unread_terminal import standard_output
 from extproc.prompts.tokenizer_folder import has_tokenizer, why_not_readable
-from kvmesh.admin.admin_login import AdminLogin
+from extproc.settings.running_mesh import RUN_PREFIX
 from kvmesh.errors import RedisUrlError
 from kvmesh.plain_text import printable
 from kvmesh.pods.http_response import HttpResponseError
@@ -190,8 +183,6 @@ async def run(settings: StackSettings) -> None:
         require_redis(settings.redis)
     require_free(fixed_ports(settings), host=HOST)
     doomed: tuple[Path, ...] = ()
-    if settings.ready_file is None:
-        settings = replace(settings, ready_file=usual_ready_file(settings.envoy_port))
     if settings.ready_file is not None:
         remove_stale(settings.ready_file)
         doomed = (settings.ready_file, temporary_path(settings.ready_file))
@@ -248,57 +239,27 @@ async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
 
 
 async def _supervise(settings: StackSettings, parts: LocalParts, *, notes: Sequence[str]) -> None:
-    console = Console(file=standard_output())
-    named_file = settings.ready_file if settings.ready_file != usual_ready_file(settings.envoy_port) else None
-    addresses = {f"pod-{number}": str(pod) for number, pod in enumerate(settings.pods)}
-
-    def tell(name: str, what: str) -> None:
-        line = f"{datetime.now(local_zone()):%H:%M:%S} {name} ({addresses.get(name, 'no pod')}) {what}"
-        console.print(Text(line, style="yellow"), soft_wrap=True)
-        try:
-            write_facts()  # its process is another one now
-        except OSError as error:
-            console.print(Text(f"the ready file cannot be written anew: {error.strerror}", style="red"))
-
-    def write_facts() -> dict[str, object]:
-        facts = ready_facts(settings, redis=read_address(parts.redis).label, pids=supervisor.pids)
-        if settings.ready_file is not None:
-            write_ready_file(settings.ready_file, facts)
-        return facts
-
-    supervisor = Supervisor(log_directory=parts.run_directory, tell=tell)
+    view = MeshView(
+        settings,
+        folder=parts.run_directory,
+        redis=read_address(parts.redis).label,
+        notes=notes,
+        pids=lambda: supervisor.pids,
+    )
+    supervisor: Supervisor = Supervisor(log_directory=parts.run_directory, tell=view.tell)
+    stages = plan(settings, parts)
 
     async def when_ready() -> None:
-        facts = write_facts()
-        folder = parts.run_directory
-        write_examples(folder, model=settings.model or "")
-        lines = greeting(facts, log_directory=str(folder), notes=notes, program=own_command(), ready_file=named_file)
-        for line in lines:
-            console.print(line, soft_wrap=True)
+        view.greet()
         async with asyncio.TaskGroup() as group:
             if settings.chaos:
-                killing = kill_now_and_then(supervisor, tuple(addresses), every_seconds=settings.chaos_seconds)
+                pods = [f"pod-{number}" for number in range(settings.simulated_pods)]
+                killing = kill_now_and_then(supervisor, pods, every_seconds=settings.chaos_seconds)
                 group.create_task(killing, name="chaos")
-            if settings.no_live:
-                await asyncio.Event().wait()  # until a signal cancels this or a child ends
-            login = AdminLogin(token_file=settings.admin_token_file)
-            await show_live(str(facts["admin"]), console=console, above=lines, login=login)
+            await view.show()
 
-    await supervisor.run(plan(settings, parts), environment=os.environ, when_ready=when_ready)
-
-
-def write_examples(folder: Path, *, model: str) -> None:
-    """Write the requests that the greeting offers into files, so that its commands are short."""
-    for example in EXAMPLES:
-        body = json.dumps(example.body(model), indent=1)
-        (folder / example.file).write_text(f"{body}\n", encoding="utf-8")
-
-
-def own_command() -> str:
-    """Return how to call `kvmesh` from the folder in which this was started."""
-    if shutil.which("kvmesh"):
-        return "kvmesh"
-    return shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "kvmesh" else f"{sys.executable} -m extproc"
+    with view.starting([spec.name for stage in stages for spec in stage]):
+        await supervisor.run(stages, environment=os.environ, when_ready=when_ready)
 
 
 def _cancel_on_signals() -> asyncio.Event:
@@ -393,46 +354,10 @@ def _tokenizer_folder(root: str | None) -> Path | None:
         return None  # a text that cannot be a path
 
 
-def temporary_path(path: Path) -> Path:
-    """Where the file is written before it gets its name."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def ready_facts(settings: StackSettings, *, redis: str, pids: Mapping[str, int]) -> dict[str, object]:
-    """The content: URLs, except `extproc` (gRPC) and `endpoints`, which are ip:port; `redis` names no password."""
-    return {
-        "gateway": f"http://{local(settings.envoy_port)}",
-        "admin": f"http://{local(settings.admin_port)}",
-        "extproc": str(local(settings.grpc_port)),
-        "indexer_admin": f"http://{local(settings.indexer_admin_port)}",
-        "redis": redis,
-        "envoy_admin": f"http://{local(settings.envoy_admin_port)}",
-        "endpoints": [str(pod) for pod in settings.pods],
-        "model": settings.model,
-        "pids": dict(pids),
-    }
-
-
-def remove_stale(path: Path) -> None:
-    """Remove what an earlier run left: until this run is ready, the file must not be there. Raise UpError."""
-    try:
-        path.unlink(missing_ok=True)
-        temporary_path(path).touch()  # better to learn now than after the start that it cannot be written
-    except OSError as error:
-        raise UpError(f"the ready file {path} cannot be written: {error.strerror}") from error
-
-
-def write_ready_file(path: Path, facts: Mapping[str, object]) -> None:
-    """Write it under another name first: a reader that sees the file sees all of it."""
-    temporary = temporary_path(path)
-    temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
 @contextmanager
 def run_directory(*, also_remove: tuple[Path, ...] = ()) -> Iterator[Path]:
     """A new directory for the run; it and the files of `also_remove` are gone afterwards."""
-    path = Path(tempfile.mkdtemp(prefix="kvmesh-up-"))
+    path = Path(tempfile.mkdtemp(prefix=RUN_PREFIX))
     doomed = [str(entry.absolute()) for entry in (path, *also_remove)]
     guard = subprocess.Popen(
         ["/bin/sh", "-c", GUARD_SCRIPT, "kvmesh-guard", *doomed],

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -35,17 +36,8 @@ async def mesh(folder: Path) -> AsyncIterator[Stack]:
 
 
 async def start(folder: Path, *words: str) -> asyncio.subprocess.Process:
-    command = (
-        sys.executable,
-        "-m",
-        "extproc",
-        "load",
-        "--ready-file",
-        str(folder / "ready.json"),
-        "-o",
-        "json",
-        *words,
-    )
+    gateway = json.loads((folder / "ready.json").read_text())["gateway"]
+    command = (sys.executable, "-m", "extproc", "load", "--server", gateway, "-o", "json", *words)
     return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
 
 
@@ -54,6 +46,21 @@ async def end(process: asyncio.subprocess.Process) -> tuple[int | None, Any]:
         output, errors = await process.communicate()
     assert errors == b"", errors.decode()
     return process.returncode, json.loads(output)
+
+
+async def test_the_requests_of_the_greeting_are_cold_warm_and_half_warm(mesh: Stack, folder: Path) -> None:
+    lines = [shlex.split(line) for line in (folder / "up.log").read_text().splitlines() if line.startswith("curl ")]
+    bodies = [json.loads(Path(words[-1].removeprefix("@")).read_text()) for words in lines]
+    assert {words[2] for words in lines} == {f"{mesh.ready['gateway']}/v1/chat/completions"}
+
+    cold, warm, shared = [await mesh.send("POST", "/v1/chat/completions", json=body) for body in bodies]
+
+    assert [answer.status for answer in (cold, warm, shared)] == [200, 200, 200]
+    assert cold.cached_tokens == 0
+    assert warm.cached_tokens > shared.cached_tokens > 16
+    assert cold.json["usage"]["prompt_tokens"] - warm.cached_tokens < 32  # two blocks
+    assert cold.upstream == warm.upstream
+    assert cold.json["choices"][0]["message"]["content"].startswith(" [simulated] ")
 
 
 async def test_the_same_questions_find_more_in_the_caches_than_by_round_robin(mesh: Stack, folder: Path) -> None:

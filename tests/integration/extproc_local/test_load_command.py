@@ -67,7 +67,7 @@ async def server(answer: Answer, bodies: list[Any] | None = None, *, models: Any
 
 
 async def start(*words: str, tmp_path: Path) -> asyncio.subprocess.Process:
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}  # no demo of the developer's is met
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # no demo of the developer's is met
     command = (sys.executable, "-m", "extproc", "load", *words)
     return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=environment)
 
@@ -207,7 +207,7 @@ async def test_a_server_that_is_away_or_refuses_is_named_before_anything_is_sent
         (("--header", "nothing"), "--header 'nothing': NAME:VALUE is needed"),
         (("--server", "http://["), "is not a URL"),
         (("--beside", "least-request"), "--beside least-request: round-robin, or a URL"),
-        (("--ready-file", "/nowhere.json"), "--ready-file: /nowhere.json: No such file"),
+        (("--beside", "round-robin"), "no `kvmesh up` with this gateway runs here"),
     ],
 )
 async def test_wrong_usage_is_one_line_with_exit_status_2(tmp_path: Path, words: tuple[str, ...], says: str) -> None:

@@ -158,6 +158,24 @@ async def test_a_child_that_may_be_killed_is_started_again_and_both_are_told(tmp
     assert [pid for pid in (steady, first, second) if is_alive(pid)] == []
 
 
+async def test_a_child_that_was_told_to_end_is_started_again_too(tmp_path: Path) -> None:
+    told: list[str] = []
+    supervisor = Supervisor(log_directory=tmp_path, tell=lambda _, what: told.append(what))
+    ready = asyncio.Event()
+    obedient = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); " + SLEEP
+    stages = [[replace(child("victim", obedient), restart_seconds=0.05)]]
+    run = asyncio.create_task(run_until_ready(supervisor, stages, ready=ready))
+    await until(lambda: ready.is_set() and "here" in (tmp_path / "victim.log").read_text(), "its first words")
+
+    os.kill(supervisor.pids["victim"], signal.SIGTERM)
+
+    await until(lambda: len(told) == 2, "the end and the new start to be told")
+    assert told[0] == "ended with exit code 0 and starts again in 0.05 s"
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+
+
 async def test_a_child_that_is_away_does_not_count_as_running(tmp_path: Path) -> None:
     told: list[str] = []
     supervisor = Supervisor(log_directory=tmp_path, tell=lambda _, what: told.append(what))
@@ -188,7 +206,7 @@ async def test_a_child_that_ends_by_itself_ends_the_run_though_it_may_be_killed(
     stages = [[replace(child("victim", once), restart_seconds=0.05)]]
     run = asyncio.create_task(run_until_ready(supervisor, stages, ready=ready))
     if is_killed_first:
-        await until(lambda: not mark.exists(), "the first one to run")
+        await until(lambda: "victim" in supervisor.pids and not mark.exists(), "the first one to run")
         os.kill(supervisor.pids["victim"], signal.SIGKILL)
 
     with pytest.raises(ChildEndedError, match="victim ended with exit code 7"):

@@ -13,7 +13,8 @@ from extproc.load.summary import ArmSummary, Spread, percentile, ratio, summaris
 
 
 def record(due: float = 5.0, **fields: Any) -> Record:
-    given = {"ready": due, "sent": due, "first": due + 0.1, "ended": due + 1.0, "error": None} | fields
+    given: dict[str, Any] = {"ready": due, "sent": due, "first": due + 0.1, "ended": due + 1.0, "error": None}
+    given |= {"prompt_tokens": 1, "tells_cached": True} | fields
     return Record(session="a", turn=0, due=due, **given)
 
 
@@ -51,6 +52,17 @@ def test_what_this_client_was_late_counts_as_waiting() -> None:
 def test_nothing_has_no_percentiles() -> None:
     arm = judged(record(error="no connection: connection refused"))
     assert (arm.ttft_ms, arm.inter_token_ms, arm.hit_rate) == (Spread(), Spread(), None)
+
+
+def test_a_server_that_tells_no_cached_tokens_has_no_hit_rate_and_the_flag_is_named() -> None:
+    arm = judged(record(prompt_tokens=10, tells_cached=False), record(prompt_tokens=10, tells_cached=False))
+    assert arm.hit_rate is None
+    assert "kvmesh: no answer tells cached tokens; vLLM does with --enable-prompt-tokens-details" in printed(
+        report(arm)
+    )
+    # vLLM leaves it out where nothing was cached
+    one = record(prompt_tokens=10, cached_tokens=5)
+    assert judged(one, record(prompt_tokens=10, tells_cached=False)).hit_rate == 0.25
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
@@ -93,7 +105,7 @@ def test_what_went_wrong_is_told_in_words() -> None:
     assert "kvmesh: failed 1: problem 0[31m" in page
     assert "kvmesh: failed 2 for other reasons" in page
     assert "kvmesh: failed at pod-a 7" in page
-    assert "3 requests were cut off in flight" in page
+    assert "not counted: 3 requests cut off in flight" in page
     assert "interrupted: this is what came so far" in page
     assert "\x1b" not in page
 

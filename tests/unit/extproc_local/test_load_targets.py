@@ -8,21 +8,21 @@ import pytest
 from extproc.errors import ConfigError
 from extproc.load.play import Arm
 from extproc.local.load_targets import Wanted, choose_arms
-from extproc.local.ready_file import usual_ready_file
+from extproc.settings.running_mesh import READY_NAME, RUN_PREFIX
 from kvmesh.pods.pod_access import PodAccess
 
 
 @pytest.fixture(autouse=True)
-def _own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
 @pytest.fixture
-def _running() -> None:
-    file = usual_ready_file(10000)
-    assert file is not None
+def _running(tmp_path: Path) -> None:
+    folder = tmp_path / f"{RUN_PREFIX}x"
+    folder.mkdir()
     facts = {"gateway": "http://127.0.0.1:20000", "model": "tiny", "endpoints": ["127.0.0.1:1", "127.0.0.1:2"]}
-    file.write_text(json.dumps(facts), encoding="utf-8")
+    (folder / READY_NAME).write_text(json.dumps(facts | {"admin": "http://127.0.0.1:3"}), encoding="utf-8")
 
 
 def arms(**given: str | None) -> tuple[Arm, ...]:
@@ -45,6 +45,7 @@ def test_the_running_mesh_is_asked_and_its_pods_in_turn() -> None:
     assert told(other) == ("round-robin", ("http://127.0.0.1:1", "http://127.0.0.1:2"), "tiny")
     assert ours.salt != other.salt
     assert ours.target.headers == other.target.headers == {"x-a": "b"}
+    assert arms(server="127.0.0.1:20000", beside="round-robin") == (ours, other)
 
 
 @pytest.mark.usefixtures("_running")
@@ -58,10 +59,12 @@ def test_a_server_of_ones_own_has_its_own_model() -> None:
 
 
 def test_round_robin_needs_pods_and_another_arm_needs_a_url() -> None:
-    with pytest.raises(ConfigError, match="--beside round-robin: no `kvmesh up` runs here"):
+    with pytest.raises(ConfigError, match="--beside round-robin: no `kvmesh up` with this gateway runs here"):
         arms(beside="round-robin")
     with pytest.raises(ConfigError, match="--beside least-request: round-robin, or a URL"):
         arms(beside="least-request")
+    with pytest.raises(ConfigError, match=r"--endpoints: endpoint '10\.0\.0\.1' is not HOST:PORT"):
+        arms(beside="round-robin", endpoints="10.0.0.1")
 
 
 def test_a_key_is_shown_to_both_and_is_in_no_repr(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The ready file of a running mesh is found by the user who started it, and nobody else's is believed."""
+"""A running mesh is found by what it leaves in the folder of its run."""
 
 import json
 from pathlib import Path
@@ -6,54 +6,40 @@ from pathlib import Path
 import pytest
 
 from extproc.errors import ConfigError
-from extproc.local.ready_file import ReadyMesh, running_mesh, usual_ready_file
-
-FACTS = {"gateway": "http://127.0.0.1:10000", "model": "tiny", "endpoints": ["127.0.0.1:8101"], "pids": {"envoy": 1}}
-MESH = ReadyMesh(gateway="http://127.0.0.1:10000", model="tiny", endpoints=("127.0.0.1:8101",))
+from extproc.local.ready_file import ReadyMesh, running_mesh
+from extproc.settings.running_mesh import READY_NAME, RUN_PREFIX
 
 
 @pytest.fixture(autouse=True)
-def _own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
-def write(port: int) -> Path:
-    file = usual_ready_file(port)
-    assert file is not None
-    file.write_text(json.dumps(FACTS), encoding="utf-8")
-    return file
+def write(tmp_path: Path, name: str, **facts: object) -> None:
+    folder = tmp_path / f"{RUN_PREFIX}{name}"
+    folder.mkdir()
+    (folder / READY_NAME).write_text(
+        json.dumps({"admin": "http://127.0.0.1:9090", "pids": {}} | facts), encoding="utf-8"
+    )
 
 
-def test_the_only_mesh_is_found_and_none_is_none() -> None:
+def test_the_only_mesh_is_found_and_none_is_none(tmp_path: Path) -> None:
     assert running_mesh(None) is None
-    file = write(10000)
-    assert running_mesh(None) == MESH
-    file.unlink()
-    assert running_mesh(None) is None
+    write(tmp_path, "a", gateway="http://127.0.0.1:10000", model="tiny", endpoints=["127.0.0.1:8101"])
+    mesh = ReadyMesh(gateway="http://127.0.0.1:10000", model="tiny", endpoints=("127.0.0.1:8101",))
+    assert running_mesh(None) == running_mesh("http://127.0.0.1:10000") == mesh
+    assert running_mesh("http://10.0.0.1") is None
 
 
-def test_of_several_meshes_one_must_be_named() -> None:
-    one, other = write(10000), write(20000)
-    with pytest.raises(ConfigError, match=f"several meshes run: name one with --ready-file.*{one}, {other}"):
+def test_of_several_meshes_one_must_be_named(tmp_path: Path) -> None:
+    write(tmp_path, "a", gateway="http://a")
+    write(tmp_path, "b", gateway="http://b")
+    with pytest.raises(ConfigError, match="several meshes run on this machine: choose with --server: http://"):
         running_mesh(None)
-    assert running_mesh(other) == MESH
+    assert running_mesh("http://b") == ReadyMesh(gateway="http://b")
 
 
-def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
-    broken = tmp_path / "x.json"
-    with pytest.raises(ConfigError, match=f"--ready-file: {broken}: No such file"):
-        running_mesh(broken)
-    broken.write_text("{}", encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"--ready-file: {broken} is no ready file"):
-        running_mesh(broken)
-
-
-def test_a_folder_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
-    write(10000).parent.chmod(0o777)
-    assert usual_ready_file(10000) is None
+def test_what_is_no_mesh_of_this_release_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    write(tmp_path, "b", gateway=7)
     assert running_mesh(None) is None
-
-
-def test_without_a_folder_there_is_no_file(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("not a folder", encoding="utf-8")
-    assert usual_ready_file(10000) is None

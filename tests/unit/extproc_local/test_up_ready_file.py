@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from extproc.local.errors import UpError
-from extproc.local.service import ready_facts, remove_stale, write_ready_file
+from extproc.local.ready_file import ready_facts, remove_stale, write_ready_file
 from tests.unit.extproc_local.local_settings import settings
 
 
