@@ -217,8 +217,8 @@ def _check_fields(file: str, value: Mapping[str, Any], node: yaml.Node, own_name
         below, spec = "", value["spec"]
     elif section is not None and not FIELDS.issuperset(value):
         below, spec, what, flag = f"spec.{section}", {section: spec}, f"`spec.{section}`", f"--{section}"
-    elif FIELDS.isdisjoint(value) and FORMER_FIELDS.isdisjoint(value):
-        word = next(iter(value), "")
+    elif value and FIELDS.isdisjoint(value) and FORMER_FIELDS.isdisjoint(value):
+        word = next(iter(value))
         message = f"neither a document (apiVersion, kind) nor fields of a policy: {word}{nearest(str(word), FIELDS)}"
         return Checked(file=file, line=line, remarks=(Remark(level=ERROR, message=message, line=line),))
     named = value.get("metadata")

@@ -1,6 +1,8 @@
 """The command `kvmesh policy simulate`, which is also `kvmesh simulate`. Imports late, to start fast."""
 
+import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
@@ -51,6 +53,12 @@ def simulate(
     pool: Annotated[
         str | None, typer.Option(metavar="NAMESPACE/NAME", help="Of several pools in the log, the one to replay.")
     ] = None,
+    after: Annotated[
+        datetime | None, typer.Option("--from", help="Replay what came from then on: 2026-01-31T09:00:00, in UTC.")
+    ] = None,
+    before: Annotated[
+        datetime | None, typer.Option("--to", help="Replay what came before then: 2026-01-31T10:00:00, in UTC.")
+    ] = None,
     pods: Annotated[int | None, typer.Option(min=1, max=1000, help="Pods. Default: as many as the log shows.")] = None,
     pod: Annotated[
         str,
@@ -84,7 +92,13 @@ def simulate(
     from extproc.replay_log.read_log import read_log
 
     candidates = [Candidate(name, *read_policy(path)) for name, path in _named(policy_file, beside)]
-    log = read_log(chain.from_iterable(map(_lines, trace)), pool=pool, where=", ".join(map(str, trace)))
+    log = read_log(
+        chain.from_iterable(map(_lines, trace)),
+        pool=pool,
+        where=", ".join(map(str, trace)),
+        after=after.replace(tzinfo=UTC).timestamp() if after is not None else float("-inf"),
+        before=before.replace(tzinfo=UTC).timestamp() if before is not None else float("inf"),
+    )
     finding = answer(
         log,
         candidates,
@@ -92,7 +106,10 @@ def simulate(
         pod=read_pod(pod),
         pods=pods,
         by_rules=classes is ClassesBy.RULES,
+        told=_tell if sys.stderr.isatty() else _stay_silent,
     )
+    if sys.stderr.isatty():
+        _tell("")
     if output is Output.JSON:
         import msgspec
 
@@ -106,6 +123,14 @@ def simulate(
     if not console.is_terminal:
         console.width = FILE_COLUMNS
     render(finding, console=console)
+
+
+def _tell(words: str) -> None:
+    """Show how far it has come, in one line of the terminal."""
+    sys.stderr.write(f"\r\x1b[K{words}")
+
+
+def _stay_silent(_: str) -> None: ...
 
 
 def _named(policy_file: Path, beside: Path | None) -> list[tuple[str, Path]]:

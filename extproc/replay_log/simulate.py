@@ -5,7 +5,7 @@ the same result each time.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from extproc.replay_log.simulated_pool import SimulatedPods, SimulatedPool
 from extproc.replay_log.virtual_loop import run
 
 TENANT_HEADER = "x-tenant"
+TOLD_EVERY = 500  # requests
 LEAD_SECONDS = 1.0  # before the first request: the pods have reported
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")  # of the body, which degradation lowers
 
@@ -42,11 +43,20 @@ class Fleet:
 
 
 def simulate(
-    arrivals: Sequence[Arrival], *, policy: PickPolicy, models: ModelTable, fleet: Fleet, by_rules: bool
+    arrivals: Sequence[Arrival],
+    *,
+    policy: PickPolicy,
+    models: ModelTable,
+    fleet: Fleet,
+    by_rules: bool,
+    told: Callable[[int], None] = lambda _: None,
 ) -> list[Fate]:
-    """Return what becomes of each request, in the order of their arrivals. `by_rules`: see `replayed_policy`."""
+    """Return what becomes of each request, in the order of their arrivals. `by_rules`: see `replayed_policy`.
+
+    `told` is told now and then how many have been sent.
+    """
     replayed = replayed_policy(policy, by_rules=by_rules)
-    return run(_play(arrivals, policy=replayed, models=models, fleet=fleet, by_rules=by_rules))
+    return run(_play(arrivals, policy=replayed, models=models, fleet=fleet, by_rules=by_rules, told=told))
 
 
 def replayed_policy(policy: PickPolicy, *, by_rules: bool) -> PickPolicy:
@@ -85,7 +95,13 @@ def models_by_pod(records: Sequence[AccessRecord]) -> Mapping[str, EndpointModel
 
 
 async def _play(
-    arrivals: Sequence[Arrival], *, policy: PickPolicy, models: ModelTable, fleet: Fleet, by_rules: bool
+    arrivals: Sequence[Arrival],
+    *,
+    policy: PickPolicy,
+    models: ModelTable,
+    fleet: Fleet,
+    by_rules: bool,
+    told: Callable[[int], None],
 ) -> list[Fate]:
     clock = asyncio.get_running_loop().time
     seen = _Seen()
@@ -98,6 +114,8 @@ async def _play(
             for arrival in arrivals:
                 await asyncio.sleep(max(LEAD_SECONDS + arrival.at - clock(), 0.0))
                 requests.create_task(player.play(arrival))
+                if arrival.number % TOLD_EVERY == 0:
+                    told(arrival.number)
         await asyncio.sleep(0)  # observers are told after the answer
     finally:
         reports.cancel()

@@ -117,6 +117,8 @@ def test_what_is_neither_document_nor_policy_is_an_error_and_other_kinds_are_pas
     assert "in camel case" in former.remarks[0].message
     (wrong,) = check_text("one.yaml", b"apiVersion: kvmesh.io/v1\nkind: InferencePolicy\nmetadata: {name: a}\n")
     assert "apiVersion" in wrong.remarks[0].message
+    (empty,) = check_text("one.yaml", b"{}")  # the default policy
+    assert [remark.level for remark in empty.remarks] == ["warning", "note"]
     others = [{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}}, {"kind": "Kustomization"}]
     assert run(write(tmp_path / "others.yaml", *others)) == (0, ["no policies in these files"])
 
