@@ -57,7 +57,7 @@ def main() -> None:
     for policy, finding in found.items():
         console.print(f"\nrecorded under {policy}")
         render(finding, console=console)
-    if not options.again:
+    if options.out is not None or not options.again:
         document = {
             "plan": {"load": plan.load, "seconds": plan.seconds, "policies": POLICIES},
             "logs": {policy: finding.shown() for policy, finding in found.items()},

@@ -24,8 +24,9 @@ from extproc.records.request_events import Decided, Ended
 from extproc.replay_log.arrivals import Arrival
 from extproc.replay_log.fates import ABANDONED, REFUSED, SERVED, Fate
 from extproc.replay_log.simulated_pod import Generation, PodPace
-from extproc.replay_log.simulated_pool import SimulatedPods, SimulatedPool
+from extproc.replay_log.simulated_pool import SimulatedPods, simulated_pool
 from extproc.replay_log.virtual_loop import run
+from extproc.replay_log.virtual_pool import VirtualPool
 
 TENANT_HEADER = "x-tenant"
 TOLD_EVERY = 500  # requests
@@ -106,7 +107,7 @@ async def _play(
     clock = asyncio.get_running_loop().time
     seen = _Seen()
     pods = SimulatedPods(fleet.addresses, fleet.pace, models=fleet.models, clock=clock)
-    pool = SimulatedPool(pods, arrivals, policy=policy, models=models, observer=seen, clock=clock)
+    pool = simulated_pool(pods, arrivals, policy=policy, models=models, observer=seen, clock=clock)
     player = _Player(pods, pool, by_rules=by_rules)
     reports = asyncio.ensure_future(pods.scrape(pool.books))
     try:
@@ -133,7 +134,7 @@ class _Answer:
 class _Player:
     """Sends requests, and keeps their answers."""
 
-    def __init__(self, pods: SimulatedPods, pool: SimulatedPool, *, by_rules: bool) -> None:
+    def __init__(self, pods: SimulatedPods, pool: VirtualPool, *, by_rules: bool) -> None:
         self._pods = pods
         self._pool = pool
         self._by_rules = by_rules
