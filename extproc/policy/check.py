@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -103,18 +103,27 @@ class Checked:
         }
 
 
-def texts_of(paths: Iterable[Path], *, stdin: Callable[[], bytes]) -> Iterator[tuple[str, bytes | str]]:
-    """Yield the name and the text of each file, of those in folders, and of `-`; or why it cannot be read."""
+class Source(NamedTuple):
+    """A file, or what stands for one."""
+
+    file: str
+    text: bytes | str  # or why it cannot be read
+    is_meant: bool = True  # to have policies; in a folder there may be other things beside them
+
+
+def sources_of(paths: Iterable[Path], *, stdin: Callable[[], bytes]) -> Iterator[Source]:
+    """Yield each file, those in folders, and `-`."""
     for path in paths:
         if str(path) == "-":
-            yield "stdin", stdin()
+            yield Source("stdin", stdin())
             continue
-        for file in _files_of(path) if path.is_dir() else [path]:
+        is_meant = not path.is_dir()
+        for file in [path] if is_meant else _files_of(path):
             try:
                 with file.open("rb") as opened:
-                    yield str(file), opened.read(MAX_BYTES + 1)
+                    yield Source(str(file), opened.read(MAX_BYTES + 1), is_meant)
             except OSError as error:
-                yield str(file), f"cannot be read: {error.strerror}"
+                yield Source(str(file), f"cannot be read: {error.strerror}", is_meant)
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -122,18 +131,23 @@ def _files_of(folder: Path) -> list[Path]:
     return sorted(path for path in below if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
-def check_texts(texts: Iterable[tuple[str, bytes | str]], *, root_namespace: str, now: datetime) -> list[Checked]:
-    """Return what is to be said of all policies in these texts, each by itself and then all together."""
+def check_sources(sources: Iterable[Source], *, root_namespace: str, now: datetime) -> list[Checked]:
+    """Return what is to be said of all policies in these files, each by itself and then all together."""
     found = [
         checked
-        for name, text in texts
-        for checked in ([_unreadable(name, text)] if isinstance(text, str) else check_text(name, text))
+        for file, text, is_meant in sources
+        for checked in (
+            [_unreadable(file, text)] if isinstance(text, str) else check_text(file, text, is_meant=is_meant)
+        )
     ]
     return [each for each in _together(found, root_namespace=root_namespace, now=now) if each.is_policy]
 
 
-def check_text(file: str, text: bytes) -> list[Checked]:
-    """Return what is to be said of each document of a text by itself, pools and routes among them."""
+def check_text(file: str, text: bytes, *, is_meant: bool = True) -> list[Checked]:
+    """Return what is to be said of each document of a text by itself, pools and routes among them.
+
+    `is_meant`: what is neither a document nor a policy is an error, and not only doubtful.
+    """
     try:
         values = all_values(text)
     except DocumentFileError as error:
@@ -142,7 +156,8 @@ def check_text(file: str, text: bytes) -> list[Checked]:
     pairs = [pair for value, node in zip(values, nodes, strict=True) for pair in _items(value, node)]
     stem = name_of(Path(file).stem)
     names = [stem if len(pairs) == 1 else f"{stem}-{place}" for place in range(1, len(pairs) + 1)]
-    found = (_check_value(file, value, node, name) for (value, node), name in zip(pairs, names, strict=True))
+    odd = ERROR if is_meant else WARNING
+    found = (_check_value(file, value, node, name, odd) for (value, node), name in zip(pairs, names, strict=True))
     return [checked for checked in found if checked is not None]
 
 
@@ -160,28 +175,33 @@ def _items(value: Any, node: yaml.Node) -> Iterator[tuple[Any, yaml.Node]]:
         yield value, node
 
 
-def _check_value(file: str, value: Any, node: yaml.Node, own_name: str) -> Checked | None:
-    """`own_name`: what a policy is called that has no name itself."""
+def _check_value(file: str, value: Any, node: yaml.Node, own_name: str, odd: str) -> Checked | None:
+    """`own_name`: what a policy is called that has no name itself. `odd`: the level of what is no policy at all."""
     line = first_line(node)
 
-    def refused(message: str, path: str = "") -> Checked:
-        place = line_of(node, path) if path else line
-        return Checked(file=file, line=line, remarks=(Remark(level=ERROR, message=message, line=place, path=path),))
+    def refused(message: str, level: str) -> Checked:
+        return Checked(file=file, line=line, remarks=(Remark(level=level, message=message, line=line),))
 
     if not isinstance(value, Mapping):
-        return refused("must be a mapping: a document, or the fields of a policy's spec")
-    if "apiVersion" not in value and "kind" not in value:
+        return refused("must be a mapping: a document, or the fields of a policy's spec", odd)
+    if "apiVersion" not in value and "kind" not in value and _has_fields(value):
         return _check_fields(file, value, node, own_name)
+    if "apiVersion" not in value and "kind" not in value:
+        word = str(next(iter(value)))
+        close = nearest(word, FIELDS)
+        return refused(f"neither a document (apiVersion, kind) nor fields of a policy: {word}{close}", odd)
     if value.get("kind") not in OUR_KINDS and not str(value.get("apiVersion")).startswith(f"{OWN_GROUP}/"):
         return None  # of another's concern, such as a Deployment
     try:
         documents = read_document(dict(value), where="this document")
     except DocumentFileError as error:
-        return refused(str(error))
-    if not documents:
-        return None
-    (document,) = documents
-    checked = Checked(file=file, line=line, name=str(document_key(document)), document=document, node=node)
+        return refused(str(error), ERROR)
+    return next((_check_document(file, document, node) for document in documents), None)
+
+
+def _check_document(file: str, document: Document, node: yaml.Node) -> Checked:
+    name = str(document_key(document))
+    checked = Checked(file=file, line=first_line(node), name=name, document=document, node=node)
     return _with(checked, _remarks(document, node))
 
 
@@ -209,18 +229,24 @@ def _remark(level: str, message: str, node: yaml.Node, *, path: str = "", below:
 # --- a policy without its envelope -----------------------------------------------------------------------------------
 
 
+def _has_fields(value: Mapping[str, Any]) -> bool:
+    """Tell whether a mapping is meant as a policy: at least half of its names are those of fields, in either format."""
+    known = FIELDS | FORMER_FIELDS | {"spec", "metadata"}
+    return 2 * sum(name in known for name in value) >= len(value) or any(map(_is_section(value), SECTIONS))
+
+
+def _is_section(value: Mapping[str, Any]) -> Callable[[str], bool]:
+    return lambda section: bool(value) and SECTIONS[section].issuperset(value)
+
+
 def _check_fields(file: str, value: Mapping[str, Any], node: yaml.Node, own_name: str) -> Checked:
     line, below, spec = first_line(node), "spec", dict(value)
     what, flag = "`spec`", "--policy"
-    section = next((name for name, known in SECTIONS.items() if value and known.issuperset(value)), None)
+    section = next(filter(_is_section(value), SECTIONS), None)
     if "spec" in value and set(value) <= {"spec", "metadata"}:
         below, spec = "", value["spec"]
     elif section is not None and not FIELDS.issuperset(value):
         below, spec, what, flag = f"spec.{section}", {section: spec}, f"`spec.{section}`", f"--{section}"
-    elif value and FIELDS.isdisjoint(value) and FORMER_FIELDS.isdisjoint(value):
-        word = next(iter(value))
-        message = f"neither a document (apiVersion, kind) nor fields of a policy: {word}{nearest(str(word), FIELDS)}"
-        return Checked(file=file, line=line, remarks=(Remark(level=ERROR, message=message, line=line),))
     named = value.get("metadata")
     metadata = named if isinstance(named, Mapping) and named.get("name") else {"name": own_name}
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": dict(metadata), "spec": spec}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from extproc.policy.check import check_texts
+from extproc.policy.check import Source, check_sources
 from extproc.policy.check_view import check_lines
 from extproc.policy.view import resources_of
 from extproc.replay_log.finding_view import COLUMNS
@@ -36,8 +36,8 @@ def test_remarks_are_printed_as_the_page_shows_them() -> None:
     texts = [("policies/chat.yaml", chat), ("policies/batch.yaml", batch)]
     plain = [("policy.yaml", "scoring: {strategy: kv-aware}\n")]
     for given in (texts, plain):
-        found = check_texts(
-            [(name, text.encode()) for name, text in given], root_namespace="istio-system", now=datetime.now(UTC)
+        found = check_sources(
+            [Source(name, text.encode()) for name, text in given], root_namespace="istio-system", now=datetime.now(UTC)
         )
         shown = "".join(f"{line}\n" for line in check_lines(found) if given is texts or " note " in line)
         assert shown in BLOCKS, shown

@@ -146,6 +146,15 @@ def test_a_folder_is_judged_as_a_whole(tmp_path: Path) -> None:
     assert "hidden" not in "".join(said)
 
 
+def test_in_a_folder_other_things_are_doubtful_and_no_errors(tmp_path: Path) -> None:
+    write(tmp_path / "values.yaml", {"image": "x", "replicas": 2, "models": {}, "pools": []})
+    write(tmp_path / "list.yaml", [1, 2])
+    code, lines = run(str(tmp_path))
+    assert code == 0
+    assert [line.partition(": ")[2].partition(" ")[0] for line in lines if "warning" in line] == ["warning", "warning"]
+    assert run(str(tmp_path / "values.yaml"))[0] == 1
+
+
 def test_one_file_of_a_whole_policy_comes_back_as_it_was(tmp_path: Path) -> None:
     file = write(tmp_path / "whole.yaml", WHOLE)
     code, lines = run("--resource", file)
@@ -153,6 +162,19 @@ def test_one_file_of_a_whole_policy_comes_back_as_it_was(tmp_path: Path) -> None
     printed = "\n".join(line for line in lines if not line.startswith(str(tmp_path)))
     again = parse_inference_policy(yaml.safe_load(printed))
     assert again.fields == parse_inference_policy(WHOLE).fields
+
+
+def test_lists_in_lists_and_kinds_of_others_of_the_same_name_are_read(tmp_path: Path) -> None:
+    knative = {"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {"name": "x"}}
+    bad = inference_policy("a/bad", {"scoring": {"weights": {"prefx": 1}}})
+    listed = {"kind": "List", "items": [MESH, {"kind": "List", "items": [bad, knative]}]}
+    file = write(tmp_path / "list.yaml", listed)
+    code, lines = run(file)
+    at = Path(file).read_text(encoding="utf-8").splitlines().index("          prefx: 1") + 1
+    assert code == 1
+    assert lines[0].endswith("InferencePolicy istio-system/mesh: ok")
+    assert lines[1].startswith(f"{file}:{at}: InferencePolicy a/bad: ERROR ")
+    assert len(lines) == 2
 
 
 def test_a_file_that_is_not_there_is_wrong_usage() -> None:
