@@ -44,7 +44,7 @@ def simulate(
     trace: Annotated[
         list[Path],
         typer.Option(
-            metavar="FILE", help="Access log or audit of a picker; may be repeated, such as for rotated files."
+            metavar="FILE", help="Access log or audit, - for stdin; may be repeated, such as for rotated files."
         ),
     ],
     beside: Annotated[
@@ -143,6 +143,9 @@ def _named(policy_file: Path, beside: Path | None) -> list[tuple[str, Path]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
+    if str(path) == "-":
+        yield from sys.stdin.buffer
+        return
     try:
         with path.open("rb") as file:
             while line := file.readline(LONGEST_LINE):

@@ -22,6 +22,8 @@ _LINE = msgspec.json.Decoder(AccessRecord)
 class _Kind(msgspec.Struct):
     kind: str = ""
     dropped: int = 0
+    chain: str = ""  # and its line's number, of an audit
+    seq: int = 0
 
 
 _KIND = msgspec.json.Decoder(_Kind)
@@ -42,6 +44,15 @@ class _Read:
     unread: int = 0
     dropped: int = 0
     lines: int = 0
+    chained: set[tuple[str, int]] = field(default_factory=set)
+
+    def is_again(self, kind: _Kind) -> bool:
+        """Tell whether an audit's line has been read before: a Redis Stream may have it twice."""
+        if not kind.chain:
+            return False
+        before = len(self.chained)
+        self.chained.add((kind.chain, kind.seq))
+        return len(self.chained) == before
 
 
 def arrived_at(record: AccessRecord) -> float:
@@ -94,6 +105,8 @@ def _read(lines: Iterable[bytes]) -> _Read:
         found.lines += 1
         try:
             kind = _KIND.decode(line)
+            if found.is_again(kind):
+                continue
             if kind.kind == DECISION:
                 found.records.append(_LINE.decode(line))
             elif kind.kind == GAP:

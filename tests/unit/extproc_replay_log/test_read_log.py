@@ -21,6 +21,7 @@ def test_an_audit_is_read_as_a_log() -> None:
     chain = AuditChain("c", key=None)
     lines = [chain.line(msgspec.json.encode(each)) for each in ({"kind": "head", "at": 1.0}, line(0.0))]
     assert len(read_log(lines, pool=None, where="audit").records) == 1
+    assert len(read_log([*lines, lines[1]], pool=None, where="a stream, which may have a line twice").records) == 1
 
 
 def test_what_is_missing_is_said() -> None:

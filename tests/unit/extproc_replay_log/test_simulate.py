@@ -164,7 +164,9 @@ def test_the_recorded_class_counts_unless_rules_are_to_decide() -> None:
 
 def test_model_rules_act_as_they_do_in_the_picker() -> None:
     listed = {"models": {"onlyListed": True, "served": [{"name": "big"}], "rules": []}}
-    assert outcomes(played(load(3, a_second=1), listed)) == {"unknown-model": 3}
+    unlisted = played(load(3, a_second=1), listed)
+    assert outcomes(unlisted) == {"unknown-model": 3}
+    assert {fate.class_name for fate in unlisted} == {"standard"}
     renamed = {"models": {"served": [{"name": "big"}], "rules": [{"model": "tiny", "targets": [{"model": "big"}]}]}}
     assert outcomes(played(load(3, a_second=1), renamed)) == {SERVED: 3}
 

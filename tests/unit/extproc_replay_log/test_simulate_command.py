@@ -59,6 +59,13 @@ def test_recorded_and_simulated_stand_side_by_side(tmp_path: Path) -> None:
     assert found["notes"] == []
 
 
+def test_a_log_may_come_through_a_pipe(tmp_path: Path) -> None:
+    paths = files(tmp_path, alone(40), new={})
+    arguments = ["simulate", "--policy", paths["new"], "--trace", "-", "-o", "json"]
+    result = CliRunner().invoke(app, arguments, input=Path(paths["log"]).read_bytes())
+    assert msgspec.json.decode(result.stdout)["requests"] == 40
+
+
 def test_the_table_has_a_line_for_each_run_of_each_class(tmp_path: Path) -> None:
     records = [*alone(40), refused(5.0, class_="batch", tenant="[red]\x1b[31m")]
     paths = files(tmp_path, records, new={})
