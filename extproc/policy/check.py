@@ -42,7 +42,6 @@ READERS: Mapping[str, Callable[[Document], object]] = {
 }
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})  # as a `--policies` folder has them
 OUR_KINDS = frozenset(kind.kind for kind in MESH_KINDS)
-POOLS = frozenset({"InferencePool", "Service"})
 SECTIONS = {"priorities": frozenset(kind_of(Priorities).properties), "models": frozenset(kind_of(Models).properties)}
 FIELDS = frozenset(kind_of(Spec).properties)
 LINE = re.compile(r"line (\d+)")  # in the message of a text that is no YAML
@@ -278,8 +277,6 @@ def _together(found: Sequence[Checked], *, root_namespace: str, now: datetime) -
         first = found[places[key]]
         message = f"{key} is in {first.file}, line {first.line}, already: that one counts"
         result[place] = _with(checked, [Remark(level=ERROR, message=message, line=checked.line)])
-    if not any(key.kind in POOLS for key in places):
-        return result
     by_kind: dict[str, list[Document]] = {}
     for place in places.values():
         document = found[place].document
@@ -287,6 +284,8 @@ def _together(found: Sequence[Checked], *, root_namespace: str, now: datetime) -
         by_kind.setdefault(document["kind"], []).append(document)
     mesh = MeshPolicy(root_namespace=root_namespace)
     mesh.update(Snapshot(documents={kind: tuple(each) for kind, each in by_kind.items()}, synced=True), now=now)
+    if not mesh.state.configs:
+        return result  # without a pool nothing meets
     by_name = {str(key): place for key, place in places.items()}
     for where, level, message in _findings(mesh):
         place = by_name.get(where, -1)

@@ -54,10 +54,11 @@ def simulate(
         str | None, typer.Option(metavar="NAMESPACE/NAME", help="Of several pools in the log, the one to replay.")
     ] = None,
     after: Annotated[
-        datetime | None, typer.Option("--from", help="Replay what came from then on: 2026-01-31T09:00:00, in UTC.")
+        datetime | None, typer.Option("--from", help="Earliest arrival to replay: 2026-01-31T09:00:00, in UTC.")
     ] = None,
     before: Annotated[
-        datetime | None, typer.Option("--to", help="Replay what came before then: 2026-01-31T10:00:00, in UTC.")
+        datetime | None,
+        typer.Option("--to", help="Time before which requests came that are replayed, likewise in UTC."),
     ] = None,
     pods: Annotated[int | None, typer.Option(min=1, max=1000, help="Pods. Default: as many as the log shows.")] = None,
     pod: Annotated[
@@ -80,7 +81,7 @@ def simulate(
         Path | None,
         typer.Option(help="The pickers' own, so that quotas that name tenants find them among the log's hashes."),
     ] = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TABLE,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How it is printed.")] = Output.TABLE,
 ) -> None:
     """Replay recorded traffic under a policy: who would have been served, refused, held back or degraded?
 

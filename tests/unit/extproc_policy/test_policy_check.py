@@ -12,7 +12,7 @@ from extproc.policy.check import check_text
 from extproc.policy.commands import app
 from extproc.policy.inference_policy import parse_inference_policy
 from extproc.policy.yaml_lines import document_nodes, line_of
-from tests.unit.extproc_policy.mesh_documents import inference_policy, inference_pool, objective
+from tests.unit.extproc_policy.mesh_documents import inference_policy, inference_pool, objective, service
 from tests.unit.extproc_policy.policy_documents import WHOLE
 
 MESH = inference_policy("istio-system/mesh", {"scoring": {"strategy": "kv-aware", "weights": {"session": 2}}})
@@ -162,6 +162,15 @@ def test_one_file_of_a_whole_policy_comes_back_as_it_was(tmp_path: Path) -> None
     printed = "\n".join(line for line in lines if not line.startswith(str(tmp_path)))
     again = parse_inference_policy(yaml.safe_load(printed))
     assert again.fields == parse_inference_policy(WHOLE).fields
+
+
+def test_without_a_pool_nothing_is_said_of_what_a_policy_reaches(tmp_path: Path) -> None:
+    own = inference_policy("a/own", {"scoring": {"weights": {"session": 1}}}, InferencePool="llama")
+    file = write(tmp_path / "all.yaml", own, service("a/plain", is_pool=False))
+    assert run(file) == (0, [f"{file}:1: InferencePolicy a/own: ok"])
+    beside = write(tmp_path / "pool.yaml", service("a/pool"))
+    code, lines = run(file, beside)
+    assert (code, any("warning InferencePool a/llama" in line for line in lines)) == (0, True)
 
 
 def test_lists_in_lists_and_kinds_of_others_of_the_same_name_are_read(tmp_path: Path) -> None:
