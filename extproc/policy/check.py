@@ -19,12 +19,13 @@ from extproc.policy.inference_policy import (
     API_VERSION,
     FORMER_FIELDS,
     KIND,
+    TOP_LEVEL,
     parse_inference_policy,
     read_settings,
 )
 from extproc.policy.mesh_policy import MeshPolicy
 from extproc.policy.priority import Priorities
-from extproc.policy.reading import PolicyDocumentError, nearest
+from extproc.policy.reading import PolicyDocumentError, child, nearest
 from extproc.policy.resource import name_of
 from extproc.policy.schema import kind_of
 from extproc.policy.spec import Models, Spec
@@ -189,13 +190,23 @@ def _check_value(file: str, value: Any, node: yaml.Node, own_name: str, odd: str
         word = str(next(iter(value)))
         close = nearest(word, FIELDS)
         return refused(f"neither a document (apiVersion, kind) nor fields of a policy: {word}{close}", odd)
-    if value.get("kind") not in OUR_KINDS and not str(value.get("apiVersion")).startswith(f"{OWN_GROUP}/"):
+    if str(value.get("kind")) not in OUR_KINDS and not str(value.get("apiVersion")).startswith(f"{OWN_GROUP}/"):
         return None  # of another's concern, such as a Deployment
     try:
         documents = read_document(dict(value), where="this document")
     except DocumentFileError as error:
         return refused(str(error), ERROR)
-    return next((_check_document(file, document, node) for document in documents), None)
+    lost = list(_lost_fields(value, node)) if value.get("kind") == KIND else []
+    return next((_with(_check_document(file, document, node), lost) for document in documents), None)
+
+
+def _lost_fields(value: Mapping[str, Any], node: yaml.Node) -> Iterator[Remark]:
+    """Yield what is beside the `spec` of a policy and no part of a document: a folder and the API drop it."""
+    for name in value:
+        if name not in TOP_LEVEL:
+            place = child("", name).lstrip(".")
+            hint = "; it belongs into `spec`" if name in FIELDS else nearest(name, TOP_LEVEL)
+            yield _remark(WARNING, f"{place}: unknown field beside `spec`, which is dropped{hint}", node, path=place)
 
 
 def _check_document(file: str, document: Document, node: yaml.Node) -> Checked:

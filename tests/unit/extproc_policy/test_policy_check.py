@@ -1,5 +1,7 @@
 """`kvmesh policy check`: the forms of a policy, the file and line of each remark, and what only all together show."""
 
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from extproc.policy.check import check_text
+from extproc.policy.check import ERROR, check_text
 from extproc.policy.commands import app
 from extproc.policy.inference_policy import parse_inference_policy
+from extproc.policy.reading import PolicyDocumentError
 from extproc.policy.yaml_lines import document_nodes, line_of
+from kvmesh.documents.document_files import DocumentFileError, read_documents
 from tests.unit.extproc_policy.mesh_documents import inference_policy, inference_pool, objective, service
-from tests.unit.extproc_policy.policy_documents import WHOLE
+from tests.unit.extproc_policy.policy_documents import WHOLE, policy
+from tests.unit.extproc_policy.policy_mutations import mutated
 
 MESH = inference_policy("istio-system/mesh", {"scoring": {"strategy": "kv-aware", "weights": {"session": 2}}})
 POOL = inference_pool("a/llama")
@@ -164,6 +169,15 @@ def test_one_file_of_a_whole_policy_comes_back_as_it_was(tmp_path: Path) -> None
     assert again.fields == parse_inference_policy(WHOLE).fields
 
 
+def test_a_field_beside_the_spec_is_not_lost_in_silence(tmp_path: Path) -> None:
+    file = write(tmp_path / "one.yaml", {**MESH, "scoring": {"strategy": "kv-aware"}})
+    line = Path(file).read_text(encoding="utf-8").splitlines().index("scoring:") + 1
+    code, lines = run(file)
+    assert code == 0
+    assert lines[1].startswith(f"{file}:{line}: InferencePolicy istio-system/mesh: warning scoring: unknown field")
+    assert lines[1].endswith("it belongs into `spec`")
+
+
 def test_without_a_pool_nothing_is_said_of_what_a_policy_reaches(tmp_path: Path) -> None:
     own = inference_policy("a/own", {"scoring": {"weights": {"session": 1}}}, InferencePool="llama")
     file = write(tmp_path / "all.yaml", own, service("a/plain", is_pool=False))
@@ -195,3 +209,29 @@ def test_a_file_that_is_not_there_is_wrong_usage() -> None:
 def test_bytes_that_are_no_text_are_an_error() -> None:
     (checked,) = check_text("stdin", b"\x00\x01")
     assert checked.is_wrong
+
+
+def is_refused_in_a_folder(text: str) -> bool:
+    try:
+        for document in read_documents(text.encode()):
+            parse_inference_policy(document)
+    except (DocumentFileError, PolicyDocumentError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("envelope", [True, False])
+def test_a_damaged_document_is_refused_where_the_picker_refuses_it_with_a_line_of_its_own(envelope: bool) -> None:
+    chance, refused = random.Random(3), 0
+    for _ in range(150):
+        document = mutated(json.dumps(policy()), chance, most=1)
+        text = yaml.safe_dump(document if envelope else document.get("spec"))
+        is_refused = is_refused_in_a_folder(text)
+        for checked in check_text("one.yaml", text.encode()):
+            if envelope:
+                assert checked.is_wrong is is_refused
+            errors = [remark for remark in checked.remarks if remark.level == ERROR]
+            least = 1 if checked.name else 0  # of what cannot be read as a document, not every mistake has a line
+            assert all(least <= remark.line <= text.count("\n") for remark in errors)
+            refused += len(errors)
+    assert refused > 20
