@@ -1,15 +1,14 @@
-"""`kvmesh policy check`: what is wrong or doubtful in policies, with file and line, and in all of them together.
+"""`kvmesh policy check`: what is wrong or doubtful in one document, with the line of it.
 
 A policy may be a custom resource, its `spec` alone, or a section of it: the forms that `--policy`, `--priorities` and
 `--models` take.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -23,7 +22,6 @@ from extproc.policy.inference_policy import (
     parse_inference_policy,
     read_settings,
 )
-from extproc.policy.mesh_policy import MeshPolicy
 from extproc.policy.priority import Priorities
 from extproc.policy.reading import PolicyDocumentError, child, nearest
 from extproc.policy.resource import name_of
@@ -31,9 +29,9 @@ from extproc.policy.schema import kind_of
 from extproc.policy.spec import Models, Spec
 from extproc.policy.warnings import warnings
 from extproc.policy.yaml_lines import document_nodes, first_line, items_of, line_of
-from kvmesh.documents.document_files import MAX_BYTES, DocumentFileError, all_values, read_document
+from kvmesh.documents.document_files import DocumentFileError, all_values, read_document
 from kvmesh.documents.document_kinds import MESH_KINDS, OWN_GROUP
-from kvmesh.documents.documents import Document, DocumentKey, Snapshot, document_key
+from kvmesh.documents.documents import Document, document_key
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 READERS: Mapping[str, Callable[[Document], object]] = {
@@ -41,7 +39,6 @@ READERS: Mapping[str, Callable[[Document], object]] = {
     "InferenceObjective": read_objective,
     "InferenceModelRewrite": read_model_rewrite,
 }
-SUFFIXES = frozenset({".yaml", ".yml", ".json"})  # as a `--policies` folder has them
 OUR_KINDS = frozenset(kind.kind for kind in MESH_KINDS)
 SECTIONS = {"priorities": frozenset(kind_of(Priorities).properties), "models": frozenset(kind_of(Models).properties)}
 FIELDS = frozenset(kind_of(Spec).properties)
@@ -84,6 +81,10 @@ class Checked:
         """Whether the picker would refuse it."""
         return any(remark.level == ERROR for remark in self.remarks)
 
+    def also(self, remarks: Sequence[Remark]) -> "Checked":
+        """Return it with more remarks."""
+        return replace(self, remarks=(*self.remarks, *remarks))
+
     def shown(self) -> dict[str, Any]:
         """Return the JSON of it."""
         of: dict[str, list[str]] = {level: [] for level in (ERROR, WARNING, NOTE)}
@@ -103,46 +104,6 @@ class Checked:
         }
 
 
-class Source(NamedTuple):
-    """A file, or what stands for one."""
-
-    file: str
-    text: bytes | str  # or why it cannot be read
-    is_meant: bool = True  # to have policies; in a folder there may be other things beside them
-
-
-def sources_of(paths: Iterable[Path], *, stdin: Callable[[], bytes]) -> Iterator[Source]:
-    """Yield each file, those in folders, and `-`."""
-    for path in paths:
-        if str(path) == "-":
-            yield Source("stdin", stdin())
-            continue
-        is_meant = not path.is_dir()
-        for file in [path] if is_meant else _files_of(path):
-            try:
-                with file.open("rb") as opened:
-                    yield Source(str(file), opened.read(MAX_BYTES + 1), is_meant)
-            except OSError as error:
-                yield Source(str(file), f"cannot be read: {error.strerror}", is_meant)
-
-
-def _files_of(folder: Path) -> list[Path]:
-    below = (path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-    return sorted(path for path in below if not any(part.startswith(".") for part in path.relative_to(folder).parts))
-
-
-def check_sources(sources: Iterable[Source], *, root_namespace: str, now: datetime) -> list[Checked]:
-    """Return what is to be said of all policies in these files, each by itself and then all together."""
-    found = [
-        checked
-        for file, text, is_meant in sources
-        for checked in (
-            [_unreadable(file, text)] if isinstance(text, str) else check_text(file, text, is_meant=is_meant)
-        )
-    ]
-    return [each for each in _together(found, root_namespace=root_namespace, now=now) if each.is_policy]
-
-
 def check_text(file: str, text: bytes, *, is_meant: bool = True) -> list[Checked]:
     """Return what is to be said of each document of a text by itself, pools and routes among them.
 
@@ -151,7 +112,7 @@ def check_text(file: str, text: bytes, *, is_meant: bool = True) -> list[Checked
     try:
         values = all_values(text)
     except DocumentFileError as error:
-        return [_unreadable(file, str(error))]
+        return [unreadable(file, str(error))]
     nodes = document_nodes(text)
     pairs = [pair for value, node in zip(values, nodes, strict=True) for pair in _items(value, node)]
     stem = name_of(Path(file).stem)
@@ -161,7 +122,8 @@ def check_text(file: str, text: bytes, *, is_meant: bool = True) -> list[Checked
     return [checked for checked in found if checked is not None]
 
 
-def _unreadable(file: str, message: str) -> Checked:
+def unreadable(file: str, message: str) -> Checked:
+    """Return what is to be said of a file that cannot be read, or not as YAML."""
     place = LINE.search(message)
     line = int(place[1]) if place else 0
     return Checked(file=file, line=line, remarks=(Remark(level=ERROR, message=message, line=line),))
@@ -197,7 +159,7 @@ def _check_value(file: str, value: Any, node: yaml.Node, own_name: str, odd: str
     except DocumentFileError as error:
         return refused(str(error), ERROR)
     lost = list(_lost_fields(value, node)) if value.get("kind") == KIND else []
-    return next((_with(_check_document(file, document, node), lost) for document in documents), None)
+    return next((_check_document(file, document, node).also(lost) for document in documents), None)
 
 
 def _lost_fields(value: Mapping[str, Any], node: yaml.Node) -> Iterator[Remark]:
@@ -206,13 +168,13 @@ def _lost_fields(value: Mapping[str, Any], node: yaml.Node) -> Iterator[Remark]:
         if name not in TOP_LEVEL:
             place = child("", name).lstrip(".")
             hint = "; it belongs into `spec`" if name in FIELDS else nearest(name, TOP_LEVEL)
-            yield _remark(WARNING, f"{place}: unknown field beside `spec`, which is dropped{hint}", node, path=place)
+            yield remark_of(WARNING, f"{place}: unknown field beside `spec`, which is dropped{hint}", node, path=place)
 
 
 def _check_document(file: str, document: Document, node: yaml.Node) -> Checked:
     name = str(document_key(document))
     checked = Checked(file=file, line=first_line(node), name=name, document=document, node=node)
-    return _with(checked, _remarks(document, node))
+    return checked.also(_remarks(document, node))
 
 
 def _remarks(document: Document, node: yaml.Node, *, below: str = "") -> list[Remark]:
@@ -223,14 +185,15 @@ def _remarks(document: Document, node: yaml.Node, *, below: str = "") -> list[Re
     try:
         read = reader(document)
     except PolicyDocumentError as error:
-        return [_remark(ERROR, str(error), node, path=error.path, below=below)]
+        return [remark_of(ERROR, str(error), node, path=error.path, below=below)]
     except ConfigError as error:
-        return [_remark(ERROR, str(error), node, below=below)]
+        return [remark_of(ERROR, str(error), node, below=below)]
     doubtful = warnings(read) if document["kind"] == KIND else []  # type: ignore[arg-type]  # its own reader's
-    return [_remark(WARNING, words, node, below=below) for words in doubtful]
+    return [remark_of(WARNING, words, node, below=below) for words in doubtful]
 
 
-def _remark(level: str, message: str, node: yaml.Node, *, path: str = "", below: str = "") -> Remark:
+def remark_of(level: str, message: str, node: yaml.Node, *, path: str = "", below: str = "") -> Remark:
+    """Return a remark with the line of its path, by default of the one that the message begins with."""
     if not path and (begins := PATH.match(message)):
         path = begins[0]
     return Remark(level=level, message=message, line=line_of(node, path.removeprefix(below)), path=path)
@@ -266,63 +229,6 @@ def _check_fields(file: str, value: Mapping[str, Any], node: yaml.Node, own_name
         read_settings(spec)
         remarks = _remarks(document, node, below=below)
     except PolicyDocumentError as error:
-        remarks = [_remark(ERROR, str(error), node, path=error.path, below=below)]
+        remarks = [remark_of(ERROR, str(error), node, path=error.path, below=below)]
     name = str(document_key(document)) if not any(each.level == ERROR for each in remarks) else f"{KIND} {own_name}"
     return Checked(file=file, line=line, name=name, document=document, node=node, remarks=(*remarks, note))
-
-
-# --- all together ----------------------------------------------------------------------------------------------------
-
-
-def _together(found: Sequence[Checked], *, root_namespace: str, now: datetime) -> list[Checked]:
-    """Return the same with what only all of them show: doubles, contradictions, targets that are not there."""
-    places: dict[DocumentKey, int] = {}
-    result = list(found)
-    for place, checked in enumerate(found):
-        if checked.document is None or checked.is_wrong:
-            continue
-        key = document_key(checked.document)
-        if key not in places:
-            places[key] = place
-            continue
-        first = found[places[key]]
-        message = f"{key} is in {first.file}, line {first.line}, already: that one counts"
-        result[place] = _with(checked, [Remark(level=ERROR, message=message, line=checked.line)])
-    by_kind: dict[str, list[Document]] = {}
-    for place in places.values():
-        document = found[place].document
-        assert document is not None, "those without one have no place"
-        by_kind.setdefault(document["kind"], []).append(document)
-    mesh = MeshPolicy(root_namespace=root_namespace)
-    mesh.update(Snapshot(documents={kind: tuple(each) for kind, each in by_kind.items()}, synced=True), now=now)
-    if not mesh.state.configs:
-        return result  # without a pool nothing meets
-    by_name = {str(key): place for key, place in places.items()}
-    for where, level, message in _findings(mesh):
-        place = by_name.get(where, -1)
-        if place >= 0 and (node := result[place].node) is not None:
-            known = {remark.message for remark in result[place].remarks}
-            if message not in known:
-                result[place] = _with(result[place], [_remark(level, message, node)])
-    return result
-
-
-def _findings(mesh: MeshPolicy) -> Iterator[tuple[str, str, str]]:
-    """Yield "Kind namespace/name", the level and the words of what is to be said of each policy among the others."""
-    for source, finding in mesh.state.settled.findings.items():
-        where = f"{KIND} {source}"
-        if finding.invalid:
-            yield where, ERROR, finding.invalid
-        for words in (*finding.missing_targets, *finding.warnings, *([finding.emptiness] if finding.emptiness else [])):
-            yield where, WARNING, words
-        for winner, paths in finding.conflicts.items():
-            yield where, WARNING, f"{', '.join(paths)}: {winner}, of the same level, decides"
-        if finding.is_lost:
-            yield where, WARNING, "every field that it sets is decided by others wherever it reaches"
-    for problem in mesh.state.problems:
-        if not problem.where.startswith(KIND):
-            yield problem.where, WARNING, problem.words
-
-
-def _with(checked: Checked, remarks: Sequence[Remark]) -> Checked:
-    return replace(checked, remarks=(*checked.remarks, *remarks))

@@ -125,7 +125,7 @@ def check(
     A policy may be an InferencePolicy, its `spec` alone, or the content of `spec`, as `--policy` takes it. Where the
     files have pools, too, all documents are also judged together: missing targets, policies that contradict.
     """
-    from extproc.policy.check import check_sources, sources_of
+    from extproc.policy.check_sources import check_sources, sources_of
     from extproc.policy.check_view import check_lines, check_resources
 
     sources = sources_of(files, stdin=sys.stdin.buffer.read)

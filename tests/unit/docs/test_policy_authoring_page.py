@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from extproc.policy.check import Source, check_sources
+from extproc.policy.check_sources import Source, check_sources
 from extproc.policy.check_view import check_lines
 from extproc.policy.view import resources_of
 from extproc.replay_log.finding_view import COLUMNS
