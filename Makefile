@@ -109,8 +109,9 @@ bench-routing: install ## which routing is best: kvmesh, Envoy's own balancing, 
 bench-routing-peers: install ## install vllm-router and smg for bench-routing, into an environment of their own
 	@$(BIN)/python -m bench.routing.peers
 
-bench-overload: install ## who keeps their latency under overload: 0.5 to 3 times capacity, with priorities and without
+bench-overload: install ## who keeps their latency under overload: 0.5 to 3 times capacity, with priorities and without; whether `policy simulate` says the same
 	@$(BIN)/python -m bench.overload.run $(ARGS)
+	@$(BIN)/python -m bench.replay_log.run $(if $(filter --quick,$(ARGS)),--seconds 20)
 
 bench-scaling: install ## whether pods come in time: kvmesh's signal, Kubernetes' autoscaler, and who knows the future; virtual time
 	@$(BIN)/python -m bench.scaling.run $(ARGS)

@@ -158,6 +158,7 @@ async def _look_up(
     tokenized = pool.clock()
     if pending is not None:
         pending.phase("tokenize", tokenized - began)
+        pending.prompt_tokens = tokens.estimated_tokens
     require_within_limit(asked, tokens, asked.measures)
     withheld = asked.withheld if before is None else before.withheld
     quota = before.quota if before is not None else None

@@ -296,6 +296,39 @@ def gpu_steps() -> str:
     return table(rows)
 
 
+def replay_log() -> str:
+    """Return what two policies really did to one load, and what simulations of both logs say."""
+    logs = newest("replay-log")["logs"]
+    heads = ("served", "refused", "wait p50 / p95", "TTFT p50 / p95", "degraded")
+    rows = [["policy", "", "class", *heads]]
+    for policy in logs:
+        others = [other for other in logs if other != policy]
+        sources = [("really", policy, "recorded"), ("simulated from its own log", policy, policy)]
+        sources += [(f"simulated from the log of `{other}`", other, policy) for other in others]
+        for source, log, run in sources:
+            groups = next(each["groups"] for each in logs[log]["runs"] if each["run"] == run)
+            for group in (each for each in groups if each["tenant"] == "*"):
+                rows.append([f"`{policy}`", source, _class_in_words(group["class"]), *_sums(group)])
+    return table(rows)
+
+
+def _class_in_words(name: str) -> str:
+    return "all" if name == "*" else name
+
+
+def _sums(group: Facts) -> list[str]:
+    refused = ", ".join(f"{count} {reason}" for reason, count in group["refused"].items())
+    waits = [group[f"waited_{name}_seconds"] or 0.0 for name in ("p50", "p95")]
+    first = [group[f"ttft_{name}_seconds"] or 0.0 for name in ("p50", "p95")]
+    return [
+        f"{group['served']} of {group['requests']}",
+        refused or "0",
+        " / ".join(f"{seconds:.2f} s" for seconds in waits),
+        " / ".join(f"{seconds:.2f} s" for seconds in first),
+        ", ".join(f"{count} {step}" for step, count in group["degraded"].items()) or "0",
+    ]
+
+
 def folders() -> str:
     """Return what was compared with vLLM for each real model's folder, and the result."""
     rows = [
@@ -389,6 +422,7 @@ TABLES = {
             scaling,
             scaling_processes,
             gpu_steps,
+            replay_log,
             folders,
             libraries,
             tokenizing,

@@ -111,7 +111,6 @@ async def _play(bench: Bench, scenario: Scenario, *, stack: Stack, directory: Pa
     """The clients in a process of their own."""
     plan, (gateway,) = bench.plan, stack.gateways
     stem = f"{scenario.name}-{scenario.load:g}"
-    job_file, outcomes_file = directory / f"{stem}-job.json", directory / f"{stem}.json"
     job = Job(
         host=gateway.host,
         port=gateway.port,
@@ -120,6 +119,12 @@ async def _play(bench: Bench, scenario: Scenario, *, stack: Stack, directory: Pa
         patience_seconds=plan.patience_seconds,
         most_attempts=plan.most_attempts,
     )
+    return await play_job(job, directory=directory, stem=stem)
+
+
+async def play_job(job: Job, *, directory: Path, stem: str) -> list[Outcome]:
+    """What the clients of a job saw; `stem` names its files, of which the outcomes stay."""
+    job_file, outcomes_file = directory / f"{stem}-job.json", directory / f"{stem}.json"
     job_file.write_bytes(msgspec.json.encode(job))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.overload.load", str(job_file), str(outcomes_file)),

@@ -105,7 +105,7 @@ async def _outcomes(
         beside.cancel()
         await asyncio.gather(beside, return_exceptions=True)
         if picker is not None:
-            picker.pool.admission.close()
+            picker.close()
     return found
 
 

@@ -8,17 +8,15 @@ other one's log would have said before it was ever in force. docs/guides/policy-
 import argparse
 import asyncio
 import os
-import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
-from bench.overload.script import Job, Outcome, Request
+from bench.overload.measure import play_job
+from bench.overload.script import Job
 from bench.overload.workloads import steady_load
 from bench.prompts import vocabulary_words
 from bench.replay_log.plan import PODS, POLICIES, ReplayPlan
@@ -57,7 +55,7 @@ def main() -> None:
     for policy, finding in found.items():
         console.print(f"\nrecorded under {policy}")
         render(finding, console=console)
-    if not options.again:
+    if options.out is not None or not options.again:
         document = {
             "plan": {"load": plan.load, "seconds": plan.seconds, "policies": POLICIES},
             "logs": {policy: finding.shown() for policy, finding in found.items()},
@@ -87,26 +85,8 @@ async def record(plan: ReplayPlan, name: str, *, directory: Path) -> None:
     requests = steady_load(overload, plan.load, words=vocabulary_words(TINY_MODEL))
     async with running_stack(directory=own, pods=PODS.pods, simulator=settings) as facts:
         host, _, port = facts["gateway"].removeprefix("http://").rpartition(":")
-        await _play(requests, host=host, port=int(port), directory=own)
-
-
-async def _play(requests: Sequence[Request], *, host: str, port: int, directory: Path) -> list[Outcome]:
-    job_file, outcomes_file = directory / "job.json", directory / "outcomes.json"
-    job = Job(host=host, port=port, model=MODEL, requests=tuple(requests), patience_seconds=60.0, most_attempts=1)
-    job_file.write_bytes(msgspec.json.encode(job))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.overload.load", str(job_file), str(outcomes_file)),
-        stdout=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C reaches the bench alone, which then ends it
-    )
-    try:
-        if await process.wait():
-            raise SystemExit("the load generator failed; its message is above")
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return msgspec.json.decode(outcomes_file.read_bytes(), type=list[Outcome])
+        job = Job(host=host, port=int(port), model=MODEL, requests=requests, patience_seconds=60.0, most_attempts=1)
+        await play_job(job, directory=own, stem="clients")
 
 
 def simulated(access_log: Path) -> Finding:

@@ -71,7 +71,7 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         return f"{name or ''}\0{','.join(sorted(subset)) if subset is not None else '*'}"
 
-    def summary(self, *, block_tokens: int = 0, taken: Sequence[StepKind] = ()) -> AskedFor:
+    def summary(self, *, block_tokens: int = 0, taken: Sequence[StepKind] = (), prompt_tokens: int = 0) -> AskedFor:
         """Return the request's facts without its prompt; `taken`: the steps that changed it."""
         request, resolved = self.request, self.resolved
         return AskedFor(
@@ -86,6 +86,7 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
             block_tokens=block_tokens,
             request_class=self.request_class,
             steps=tuple(kind.value for kind in taken),
+            prompt_tokens=prompt_tokens,
         )
 
 

@@ -116,7 +116,11 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     def summary(self) -> AskedFor:
         """The request's facts without its prompt."""
         prompts = self.query.prompts
-        return self.asked.summary(block_tokens=prompts[0].tokens_each if prompts else 0, taken=self.taken)
+        return self.asked.summary(
+            block_tokens=prompts[0].tokens_each if prompts else 0,
+            taken=self.taken,
+            prompt_tokens=self.tokens.estimated_tokens,
+        )
 
     @property
     def response_headers(self) -> Mapping[str, str]:

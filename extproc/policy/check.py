@@ -1,13 +1,12 @@
-"""`kvmesh policy check`: what is wrong or doubtful in policies, with file and line, and in all of them together.
+"""`kvmesh policy check`: what is wrong or doubtful in one document, with the line of it.
 
 A policy may be a custom resource, its `spec` alone, or a section of it: the forms that `--policy`, `--priorities` and
 `--models` take.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,20 @@ from extproc.policy.inference_policy import (
     API_VERSION,
     FORMER_FIELDS,
     KIND,
+    TOP_LEVEL,
     parse_inference_policy,
     read_settings,
 )
-from extproc.policy.mesh_policy import MeshPolicy
 from extproc.policy.priority import Priorities
-from extproc.policy.reading import PolicyDocumentError, nearest
+from extproc.policy.reading import PolicyDocumentError, child, nearest
 from extproc.policy.resource import name_of
 from extproc.policy.schema import kind_of
 from extproc.policy.spec import Models, Spec
 from extproc.policy.warnings import warnings
 from extproc.policy.yaml_lines import document_nodes, first_line, items_of, line_of
-from kvmesh.documents.document_files import MAX_BYTES, DocumentFileError, all_values, read_document
+from kvmesh.documents.document_files import DocumentFileError, all_values, read_document
 from kvmesh.documents.document_kinds import MESH_KINDS, OWN_GROUP
-from kvmesh.documents.documents import Document, DocumentKey, Snapshot, document_key
+from kvmesh.documents.documents import Document, document_key
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 READERS: Mapping[str, Callable[[Document], object]] = {
@@ -40,9 +39,7 @@ READERS: Mapping[str, Callable[[Document], object]] = {
     "InferenceObjective": read_objective,
     "InferenceModelRewrite": read_model_rewrite,
 }
-SUFFIXES = frozenset({".yaml", ".yml", ".json"})  # as a `--policies` folder has them
 OUR_KINDS = frozenset(kind.kind for kind in MESH_KINDS)
-POOLS = frozenset({"InferencePool", "Service"})
 SECTIONS = {"priorities": frozenset(kind_of(Priorities).properties), "models": frozenset(kind_of(Models).properties)}
 FIELDS = frozenset(kind_of(Spec).properties)
 LINE = re.compile(r"line (\d+)")  # in the message of a text that is no YAML
@@ -84,6 +81,10 @@ class Checked:
         """Whether the picker would refuse it."""
         return any(remark.level == ERROR for remark in self.remarks)
 
+    def also(self, remarks: Sequence[Remark]) -> "Checked":
+        """Return it with more remarks."""
+        return replace(self, remarks=(*self.remarks, *remarks))
+
     def shown(self) -> dict[str, Any]:
         """Return the JSON of it."""
         of: dict[str, list[str]] = {level: [] for level in (ERROR, WARNING, NOTE)}
@@ -103,50 +104,26 @@ class Checked:
         }
 
 
-def texts_of(paths: Iterable[Path], *, stdin: Callable[[], bytes]) -> Iterator[tuple[str, bytes | str]]:
-    """Yield the name and the text of each file, of those in folders, and of `-`; or why it cannot be read."""
-    for path in paths:
-        if str(path) == "-":
-            yield "stdin", stdin()
-            continue
-        for file in _files_of(path) if path.is_dir() else [path]:
-            try:
-                with file.open("rb") as opened:
-                    yield str(file), opened.read(MAX_BYTES + 1)
-            except OSError as error:
-                yield str(file), f"cannot be read: {error.strerror}"
+def check_text(file: str, text: bytes, *, is_meant: bool = True) -> list[Checked]:
+    """Return what is to be said of each document of a text by itself, pools and routes among them.
 
-
-def _files_of(folder: Path) -> list[Path]:
-    below = (path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-    return sorted(path for path in below if not any(part.startswith(".") for part in path.relative_to(folder).parts))
-
-
-def check_texts(texts: Iterable[tuple[str, bytes | str]], *, root_namespace: str, now: datetime) -> list[Checked]:
-    """Return what is to be said of all policies in these texts, each by itself and then all together."""
-    found = [
-        checked
-        for name, text in texts
-        for checked in ([_unreadable(name, text)] if isinstance(text, str) else check_text(name, text))
-    ]
-    return [each for each in _together(found, root_namespace=root_namespace, now=now) if each.is_policy]
-
-
-def check_text(file: str, text: bytes) -> list[Checked]:
-    """Return what is to be said of each document of a text by itself, pools and routes among them."""
+    `is_meant`: what is neither a document nor a policy is an error, and not only doubtful.
+    """
     try:
         values = all_values(text)
     except DocumentFileError as error:
-        return [_unreadable(file, str(error))]
+        return [unreadable(file, str(error))]
     nodes = document_nodes(text)
     pairs = [pair for value, node in zip(values, nodes, strict=True) for pair in _items(value, node)]
     stem = name_of(Path(file).stem)
     names = [stem if len(pairs) == 1 else f"{stem}-{place}" for place in range(1, len(pairs) + 1)]
-    found = (_check_value(file, value, node, name) for (value, node), name in zip(pairs, names, strict=True))
+    odd = ERROR if is_meant else WARNING
+    found = (_check_value(file, value, node, name, odd) for (value, node), name in zip(pairs, names, strict=True))
     return [checked for checked in found if checked is not None]
 
 
-def _unreadable(file: str, message: str) -> Checked:
+def unreadable(file: str, message: str) -> Checked:
+    """Return what is to be said of a file that cannot be read, or not as YAML."""
     place = LINE.search(message)
     line = int(place[1]) if place else 0
     return Checked(file=file, line=line, remarks=(Remark(level=ERROR, message=message, line=line),))
@@ -160,29 +137,44 @@ def _items(value: Any, node: yaml.Node) -> Iterator[tuple[Any, yaml.Node]]:
         yield value, node
 
 
-def _check_value(file: str, value: Any, node: yaml.Node, own_name: str) -> Checked | None:
-    """`own_name`: what a policy is called that has no name itself."""
+def _check_value(file: str, value: Any, node: yaml.Node, own_name: str, odd: str) -> Checked | None:
+    """`own_name`: what a policy is called that has no name itself. `odd`: the level of what is no policy at all."""
     line = first_line(node)
 
-    def refused(message: str, path: str = "") -> Checked:
-        place = line_of(node, path) if path else line
-        return Checked(file=file, line=line, remarks=(Remark(level=ERROR, message=message, line=place, path=path),))
+    def refused(message: str, level: str) -> Checked:
+        return Checked(file=file, line=line, remarks=(Remark(level=level, message=message, line=line),))
 
     if not isinstance(value, Mapping):
-        return refused("must be a mapping: a document, or the fields of a policy's spec")
-    if "apiVersion" not in value and "kind" not in value:
+        return refused("must be a mapping: a document, or the fields of a policy's spec", odd)
+    if "apiVersion" not in value and "kind" not in value and _has_fields(value):
         return _check_fields(file, value, node, own_name)
-    if value.get("kind") not in OUR_KINDS and not str(value.get("apiVersion")).startswith(f"{OWN_GROUP}/"):
+    if "apiVersion" not in value and "kind" not in value:
+        word = str(next(iter(value)))
+        close = nearest(word, FIELDS)
+        return refused(f"neither a document (apiVersion, kind) nor fields of a policy: {word}{close}", odd)
+    if str(value.get("kind")) not in OUR_KINDS and not str(value.get("apiVersion")).startswith(f"{OWN_GROUP}/"):
         return None  # of another's concern, such as a Deployment
     try:
         documents = read_document(dict(value), where="this document")
     except DocumentFileError as error:
-        return refused(str(error))
-    if not documents:
-        return None
-    (document,) = documents
-    checked = Checked(file=file, line=line, name=str(document_key(document)), document=document, node=node)
-    return _with(checked, _remarks(document, node))
+        return refused(str(error), ERROR)
+    lost = list(_lost_fields(value, node)) if value.get("kind") == KIND else []
+    return next((_check_document(file, document, node).also(lost) for document in documents), None)
+
+
+def _lost_fields(value: Mapping[str, Any], node: yaml.Node) -> Iterator[Remark]:
+    """Yield what is beside the `spec` of a policy and no part of a document: a folder and the API drop it."""
+    for name in value:
+        if name not in TOP_LEVEL:
+            place = child("", name).lstrip(".")
+            hint = "; it belongs into `spec`" if name in FIELDS else nearest(name, TOP_LEVEL)
+            yield remark_of(WARNING, f"{place}: unknown field beside `spec`, which is dropped{hint}", node, path=place)
+
+
+def _check_document(file: str, document: Document, node: yaml.Node) -> Checked:
+    name = str(document_key(document))
+    checked = Checked(file=file, line=first_line(node), name=name, document=document, node=node)
+    return checked.also(_remarks(document, node))
 
 
 def _remarks(document: Document, node: yaml.Node, *, below: str = "") -> list[Remark]:
@@ -193,14 +185,15 @@ def _remarks(document: Document, node: yaml.Node, *, below: str = "") -> list[Re
     try:
         read = reader(document)
     except PolicyDocumentError as error:
-        return [_remark(ERROR, str(error), node, path=error.path, below=below)]
+        return [remark_of(ERROR, str(error), node, path=error.path, below=below)]
     except ConfigError as error:
-        return [_remark(ERROR, str(error), node, below=below)]
+        return [remark_of(ERROR, str(error), node, below=below)]
     doubtful = warnings(read) if document["kind"] == KIND else []  # type: ignore[arg-type]  # its own reader's
-    return [_remark(WARNING, words, node, below=below) for words in doubtful]
+    return [remark_of(WARNING, words, node, below=below) for words in doubtful]
 
 
-def _remark(level: str, message: str, node: yaml.Node, *, path: str = "", below: str = "") -> Remark:
+def remark_of(level: str, message: str, node: yaml.Node, *, path: str = "", below: str = "") -> Remark:
+    """Return a remark with the line of its path, by default of the one that the message begins with."""
     if not path and (begins := PATH.match(message)):
         path = begins[0]
     return Remark(level=level, message=message, line=line_of(node, path.removeprefix(below)), path=path)
@@ -209,18 +202,24 @@ def _remark(level: str, message: str, node: yaml.Node, *, path: str = "", below:
 # --- a policy without its envelope -----------------------------------------------------------------------------------
 
 
+def _has_fields(value: Mapping[str, Any]) -> bool:
+    """Tell whether a mapping is meant as a policy: at least half of its names are those of fields, in either format."""
+    known = FIELDS | FORMER_FIELDS | {"spec", "metadata"}
+    return 2 * sum(name in known for name in value) >= len(value) or any(map(_is_section(value), SECTIONS))
+
+
+def _is_section(value: Mapping[str, Any]) -> Callable[[str], bool]:
+    return lambda section: bool(value) and SECTIONS[section].issuperset(value)
+
+
 def _check_fields(file: str, value: Mapping[str, Any], node: yaml.Node, own_name: str) -> Checked:
     line, below, spec = first_line(node), "spec", dict(value)
     what, flag = "`spec`", "--policy"
-    section = next((name for name, known in SECTIONS.items() if value and known.issuperset(value)), None)
+    section = next(filter(_is_section(value), SECTIONS), None)
     if "spec" in value and set(value) <= {"spec", "metadata"}:
         below, spec = "", value["spec"]
     elif section is not None and not FIELDS.issuperset(value):
         below, spec, what, flag = f"spec.{section}", {section: spec}, f"`spec.{section}`", f"--{section}"
-    elif FIELDS.isdisjoint(value) and FORMER_FIELDS.isdisjoint(value):
-        word = next(iter(value), "")
-        message = f"neither a document (apiVersion, kind) nor fields of a policy: {word}{nearest(str(word), FIELDS)}"
-        return Checked(file=file, line=line, remarks=(Remark(level=ERROR, message=message, line=line),))
     named = value.get("metadata")
     metadata = named if isinstance(named, Mapping) and named.get("name") else {"name": own_name}
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": dict(metadata), "spec": spec}
@@ -230,63 +229,6 @@ def _check_fields(file: str, value: Mapping[str, Any], node: yaml.Node, own_name
         read_settings(spec)
         remarks = _remarks(document, node, below=below)
     except PolicyDocumentError as error:
-        remarks = [_remark(ERROR, str(error), node, path=error.path, below=below)]
+        remarks = [remark_of(ERROR, str(error), node, path=error.path, below=below)]
     name = str(document_key(document)) if not any(each.level == ERROR for each in remarks) else f"{KIND} {own_name}"
     return Checked(file=file, line=line, name=name, document=document, node=node, remarks=(*remarks, note))
-
-
-# --- all together ----------------------------------------------------------------------------------------------------
-
-
-def _together(found: Sequence[Checked], *, root_namespace: str, now: datetime) -> list[Checked]:
-    """Return the same with what only all of them show: doubles, contradictions, targets that are not there."""
-    places: dict[DocumentKey, int] = {}
-    result = list(found)
-    for place, checked in enumerate(found):
-        if checked.document is None or checked.is_wrong:
-            continue
-        key = document_key(checked.document)
-        if key not in places:
-            places[key] = place
-            continue
-        first = found[places[key]]
-        message = f"{key} is in {first.file}, line {first.line}, already: that one counts"
-        result[place] = _with(checked, [Remark(level=ERROR, message=message, line=checked.line)])
-    if not any(key.kind in POOLS for key in places):
-        return result
-    by_kind: dict[str, list[Document]] = {}
-    for place in places.values():
-        document = found[place].document
-        assert document is not None, "those without one have no place"
-        by_kind.setdefault(document["kind"], []).append(document)
-    mesh = MeshPolicy(root_namespace=root_namespace)
-    mesh.update(Snapshot(documents={kind: tuple(each) for kind, each in by_kind.items()}, synced=True), now=now)
-    by_name = {str(key): place for key, place in places.items()}
-    for where, level, message in _findings(mesh):
-        place = by_name.get(where, -1)
-        if place >= 0 and (node := result[place].node) is not None:
-            known = {remark.message for remark in result[place].remarks}
-            if message not in known:
-                result[place] = _with(result[place], [_remark(level, message, node)])
-    return result
-
-
-def _findings(mesh: MeshPolicy) -> Iterator[tuple[str, str, str]]:
-    """Yield "Kind namespace/name", the level and the words of what is to be said of each policy among the others."""
-    for source, finding in mesh.state.settled.findings.items():
-        where = f"{KIND} {source}"
-        if finding.invalid:
-            yield where, ERROR, finding.invalid
-        for words in (*finding.missing_targets, *finding.warnings, *([finding.emptiness] if finding.emptiness else [])):
-            yield where, WARNING, words
-        for winner, paths in finding.conflicts.items():
-            yield where, WARNING, f"{', '.join(paths)}: {winner}, of the same level, decides"
-        if finding.is_lost:
-            yield where, WARNING, "every field that it sets is decided by others wherever it reaches"
-    for problem in mesh.state.problems:
-        if not problem.where.startswith(KIND):
-            yield problem.where, WARNING, problem.words
-
-
-def _with(checked: Checked, remarks: Sequence[Remark]) -> Checked:
-    return replace(checked, remarks=(*checked.remarks, *remarks))

@@ -13,7 +13,7 @@ def check_lines(found: Iterable[Checked]) -> Iterator[str]:
     nothing = True
     for checked in found:
         nothing = False
-        if not checked.is_wrong:
+        if checked.name and not checked.is_wrong:
             yield _line(checked, checked.line, "ok")
         for remark in checked.remarks:
             yield _line(checked, remark.line, f"{_word(remark)} {remark.message}")

@@ -128,12 +128,12 @@ def check(
     A policy may be an InferencePolicy, its `spec` alone, or the content of `spec`, as `--policy` takes it. Where the
     files have pools, too, all documents are also judged together: missing targets, policies that contradict.
     """
-    from extproc.policy.check import check_texts, texts_of
+    from extproc.policy.check_sources import check_sources, sources_of
     from extproc.policy.check_view import check_lines, check_resources
 
     form = chosen_form(output, json=json)
-    texts = texts_of(files, stdin=sys.stdin.buffer.read)
-    found = check_texts(texts, root_namespace=root_namespace, now=datetime.now(UTC))
+    sources = sources_of(files, stdin=sys.stdin.buffer.read)
+    found = check_sources(sources, root_namespace=root_namespace, now=datetime.now(UTC))
     if resource:
         typer.echo(check_resources(found), nl=False)
     if form is not OutputForm.TABLE:

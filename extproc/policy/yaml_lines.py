@@ -26,12 +26,10 @@ def first_line(node: yaml.Node) -> int:
 
 
 def items_of(node: yaml.Node) -> list[yaml.Node]:
-    """Return the nodes of the documents that a document stands for: those of a List, else itself."""
-    fields = _fields(node)
-    kind, items = fields.get("kind"), fields.get("items")
-    if kind is not None and kind[1].value == "List" and items is not None and isinstance(items[1], yaml.SequenceNode):
-        return [each for item in items[1].value for each in items_of(item)]
-    return [node]
+    """Return the items of a List of documents."""
+    _, items = _fields(node)["items"]
+    found: list[yaml.Node] = items.value
+    return found
 
 
 def line_of(node: yaml.Node, path: str) -> int:

@@ -67,8 +67,8 @@ class PendingPick:
     """One pick that is under way, and what is to be noted or given back when it ends."""
 
     __slots__ = (
-        *("arrived_at", "asked", "decision_id", "facts", "is_held", "phases", "prefill", "prepared", "queued_seconds"),
-        *("quota", "trace"),
+        *("arrived_at", "asked", "decision_id", "facts", "is_held", "phases", "prefill", "prepared", "prompt_tokens"),
+        *("queued_seconds", "quota", "trace"),
     )
 
     def __init__(self, facts: RequestFacts, trace: RequestTrace | None = None, *, arrived_at: float = 0.0) -> None:
@@ -78,6 +78,7 @@ class PendingPick:
         self.trace = trace  # None: it is not observed
         self.asked: AskedRequest | None = None  # once it is read
         self.prepared: Prepared | None = None  # once it is looked up
+        self.prompt_tokens = 0  # once they are known
         self.quota: QuotaAsk | None = None  # what is asked of its tenant's quota
         self.prefill: PrefillWork | None = None  # what is left to do once it is booked; None: nothing
         self.queued_seconds: float | None = None  # None: it did not wait for room
@@ -440,7 +441,7 @@ def _refusal_record(pending: PendingPick, refusal: PickError) -> DecisionRecord:
     if pending.prepared is not None:
         asked = pending.prepared.summary
     elif pending.asked is not None:
-        asked = pending.asked.summary()
+        asked = pending.asked.summary(prompt_tokens=pending.prompt_tokens)
     model = asked.model if asked is not None else None
     return DecisionRecord(
         at=time.time(), id=pending.decision_id, facts=pending.facts, model=model, outcome=refusal, asked=asked

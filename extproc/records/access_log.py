@@ -53,7 +53,7 @@ class AccessRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     degraded: tuple[str, ...] = ()  # inputs that were missing
     shadow: tuple[str, ...] = ()  # what the policy would have done: action and reason
     reason: str | None = None  # of a refusal
-    prompt_tokens: int | None = None  # 0: unknown
+    prompt_tokens: int | None = None  # 0: unknown; of a refused request where it got so far
     predicted_cached_tokens: int | None = None
     best_cached_tokens: int | None = None  # that any endpoint held
     decided_us: int  # from the request's arrival here to the decision
@@ -134,6 +134,8 @@ def record_of_decision(decided: Decided, names: NameHashes) -> AccessRecord:
             line.shadow = tuple([each.code for each in record.shadow])
     else:
         line.reason = outcome.reason
+        if asked is not None and asked.prompt_tokens:
+            line.prompt_tokens = asked.prompt_tokens
         if decided.endpoint is None:
             line.status = outcome.status
     return line

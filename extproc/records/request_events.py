@@ -48,6 +48,7 @@ class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int  # 0 where tokens are unknown
     request_class: RequestClass
     steps: tuple[str, ...] = ()  # of degradation, that changed it
+    prompt_tokens: int = 0  # 0: not known, as of what is refused before it is looked up
 
 
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,13 +1,13 @@
 """The requests to replay: what the log says of each, and where it does not say it, what another of its kind had.
 
-A refused request never reached a pod: its prompt, what was cached of it and its output are taken from the served
-request of its class and tenant that came nearest in time.
+A refused request never reached a pod. Its output and what was cached of its prompt, and the prompt's length where it
+was not looked up, are those of the served request of its class and tenant that came nearest in time.
 """
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from extproc.records.access_log import MICROSECONDS, AccessRecord
@@ -117,9 +117,11 @@ class _Works:
             return work, "borrowed"
         work = self._work(donor, self._output(donor))
         if record.prompt_tokens:  # it was looked up, and refused or given up later
-            cached = min(record.predicted_cached_tokens or 0, record.prompt_tokens - 1)
-            work = _Work(
-                prompt_tokens=record.prompt_tokens, cached_tokens=max(cached, 0), output_tokens=work.output_tokens
+            cached = record.predicted_cached_tokens
+            if cached is None:  # what its kind shares, such as a system prompt
+                cached = work.cached_tokens
+            work = replace(
+                work, prompt_tokens=record.prompt_tokens, cached_tokens=max(min(cached, record.prompt_tokens - 1), 0)
             )
         return work, "borrowed"
 

@@ -1,6 +1,8 @@
 """The command `kvmesh policy simulate`, which is also `kvmesh simulate`. Imports late, to start fast."""
 
+import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
@@ -42,7 +44,7 @@ def simulate(
     trace: Annotated[
         list[Path],
         typer.Option(
-            metavar="FILE", help="Access log or audit of a picker; may be repeated, such as for rotated files."
+            metavar="FILE", help="Access log or audit, - for stdin; may be repeated, such as for rotated files."
         ),
     ],
     beside: Annotated[
@@ -50,6 +52,13 @@ def simulate(
     ] = None,
     pool: Annotated[
         str | None, typer.Option(metavar="NAMESPACE/NAME", help="Of several pools in the log, the one to replay.")
+    ] = None,
+    after: Annotated[
+        datetime | None, typer.Option("--from", help="Earliest arrival to replay: 2026-01-31T09:00:00, in UTC.")
+    ] = None,
+    before: Annotated[
+        datetime | None,
+        typer.Option("--to", help="Time before which requests came that are replayed, likewise in UTC."),
     ] = None,
     pods: Annotated[int | None, typer.Option(min=1, max=1000, help="Pods. Default: as many as the log shows.")] = None,
     pod: Annotated[
@@ -72,7 +81,7 @@ def simulate(
         Path | None,
         typer.Option(help="The pickers' own, so that quotas that name tenants find them among the log's hashes."),
     ] = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TABLE,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How it is printed.")] = Output.TABLE,
 ) -> None:
     """Replay recorded traffic under a policy: who would have been served, refused, held back or degraded?
 
@@ -84,7 +93,13 @@ def simulate(
     from extproc.replay_log.read_log import read_log
 
     candidates = [Candidate(name, *read_policy(path)) for name, path in _named(policy_file, beside)]
-    log = read_log(chain.from_iterable(map(_lines, trace)), pool=pool, where=", ".join(map(str, trace)))
+    log = read_log(
+        chain.from_iterable(map(_lines, trace)),
+        pool=pool,
+        where=", ".join(map(str, trace)),
+        after=after.replace(tzinfo=UTC).timestamp() if after is not None else float("-inf"),
+        before=before.replace(tzinfo=UTC).timestamp() if before is not None else float("inf"),
+    )
     finding = answer(
         log,
         candidates,
@@ -92,7 +107,10 @@ def simulate(
         pod=read_pod(pod),
         pods=pods,
         by_rules=classes is ClassesBy.RULES,
+        told=_tell if sys.stderr.isatty() else _stay_silent,
     )
+    if sys.stderr.isatty():
+        _tell("")
     if output is Output.JSON:
         import msgspec
 
@@ -108,6 +126,14 @@ def simulate(
     render(finding, console=console)
 
 
+def _tell(words: str) -> None:
+    """Show how far it has come, in one line of the terminal."""
+    sys.stderr.write(f"\r\x1b[K{words}")
+
+
+def _stay_silent(_: str) -> None: ...
+
+
 def _named(policy_file: Path, beside: Path | None) -> list[tuple[str, Path]]:
     """Return the policies by the names under which they are shown: those of their files."""
     if beside is None:
@@ -118,6 +144,9 @@ def _named(policy_file: Path, beside: Path | None) -> list[tuple[str, Path]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
+    if str(path) == "-":
+        yield from sys.stdin.buffer
+        return
     try:
         with path.open("rb") as file:
             while line := file.readline(LONGEST_LINE):

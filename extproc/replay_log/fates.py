@@ -100,8 +100,10 @@ def sums_of(fates: Sequence[Fate], *, target: float | None) -> Sums:
     refused = Counter(fate.reason for fate in fates if fate.outcome == REFUSED)
     in_target = None
     if target is not None and first:
-        # of a sample of the answers, as many as it stands for are compared with those that were refused
-        within = sum(each <= target for each in first) / len(first) * len(served)
+        # of what is known, as much as it stands for is compared with what was refused; a picker does not read the
+        # answer of a request that was late before it was sent
+        late = sum(fate.ttft_seconds is None and fate.waited_seconds > target for fate in served)
+        within = sum(each <= target for each in first) / (len(first) + late) * len(served)
         in_target = within / max(len(served) + sum(refused.values()), 1)
     return Sums(
         requests=len(fates),

@@ -1,6 +1,6 @@
 """The whole question: what would these policies have done to this log? Read, fitted, replayed, summed up."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,8 +87,12 @@ def answer(
     pod: Mapping[str, float],
     pods: int | None,
     by_rules: bool,
+    told: Callable[[str], None] = lambda _: None,
 ) -> Finding:
-    """Replay a log under each policy. `pod`: what is given of a pod, by PARTS; `pods`: None: as many as it shows."""
+    """Replay a log under each policy. `pod`: what is given of a pod, by PARTS; `pods`: None: as many as it shows.
+
+    `told` is told in words how far it has come.
+    """
     fit, answers = fit_steps(log.records, step_tokens=int(pod.get("step-tokens", ASSUMED.step_tokens)))
     pace = pod_pace(fit, pod)
     arrivals = arrivals_of(log, answers, fit, names=names)
@@ -106,6 +110,7 @@ def answer(
             models=model_table(candidate.models, log.records),
             fleet=fleet,
             by_rules=by_rules,
+            told=lambda sent, name=candidate.name: told(f"{name}: {sent} of {len(log.records)} requests"),  # type: ignore[misc]
         )
     groups = groups_of([fate for each in fates.values() for fate in each])
     classes = candidates[0].policy.priorities.classes

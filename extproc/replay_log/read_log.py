@@ -7,6 +7,7 @@ An audit is read likewise: its further kinds of lines and fields are passed over
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -21,6 +22,8 @@ _LINE = msgspec.json.Decoder(AccessRecord)
 class _Kind(msgspec.Struct):
     kind: str = ""
     dropped: int = 0
+    chain: str = ""  # and its line's number, of an audit
+    seq: int = 0
 
 
 _KIND = msgspec.json.Decoder(_Kind)
@@ -41,6 +44,15 @@ class _Read:
     unread: int = 0
     dropped: int = 0
     lines: int = 0
+    chained: set[tuple[str, int]] = field(default_factory=set)
+
+    def is_again(self, kind: _Kind) -> bool:
+        """Tell whether an audit's line has been read before: a Redis Stream may have it twice."""
+        if not kind.chain:
+            return False
+        before = len(self.chained)
+        self.chained.add((kind.chain, kind.seq))
+        return len(self.chained) == before
 
 
 def arrived_at(record: AccessRecord) -> float:
@@ -48,23 +60,41 @@ def arrived_at(record: AccessRecord) -> float:
     return record.at - record.decided_us / MICROSECONDS
 
 
-def read_log(lines: Iterable[bytes], *, pool: str | None, where: str) -> Log:
-    """Read the lines of one or more files. Raise ConfigError where there is nothing to replay, or several pools."""
+def read_log(
+    lines: Iterable[bytes],
+    *,
+    pool: str | None,
+    where: str,
+    after: float = float("-inf"),
+    before: float = float("inf"),
+) -> Log:
+    """Read the lines of one or more files. Raise ConfigError where there is nothing to replay, or several pools.
+
+    Requests count that arrived from `after` on and not yet at `before`, both unix seconds.
+    """
     found = _read(lines)
     if not found.records:
         why = f"{found.lines} lines, none of which is a decision" if found.lines else "it is empty"
         raise ConfigError(f"{where}: no access log of a picker (--access-log-file, --audit): {why}")
-    pools = Counter(record.pool for record in found.records if record.class_ is not None)
+    inside = [record for record in found.records if after <= arrived_at(record) < before]
+    if not inside:
+        first, last = (_written(pick(map(arrived_at, found.records))) for pick in (min, max))
+        raise ConfigError(f"{where}: no request came in that time; those in it came from {first} to {last}")
+    pools = Counter(record.pool for record in inside if record.class_ is not None)
     if pool is None and len(pools) > 1:
         names = ", ".join(f"{name or '(static)'} ({count})" for name, count in pools.most_common())
         raise ConfigError(f"{where}: there are several pools in it, of which --pool takes one: {names}")
     chosen = pool if pool is not None else next(iter(pools), "")
-    own = [record for record in found.records if record.pool == chosen]
+    own = [record for record in inside if record.pool == chosen]
     unasked = sum(record.class_ is None for record in own)
     records = sorted((record for record in own if record.class_ is not None), key=arrived_at)
     if not records:
         raise ConfigError(f"{where}: no request of the pool {chosen!r} in it; there are {', '.join(pools) or 'none'}")
     return Log(records=tuple(records), notes=tuple(_notes(found, records, unasked)), began=arrived_at(records[0]))
+
+
+def _written(unix_seconds: float) -> str:
+    return datetime.fromtimestamp(unix_seconds, UTC).isoformat(timespec="seconds")
 
 
 def _read(lines: Iterable[bytes]) -> _Read:
@@ -75,6 +105,8 @@ def _read(lines: Iterable[bytes]) -> _Read:
         found.lines += 1
         try:
             kind = _KIND.decode(line)
+            if found.is_again(kind):
+                continue
             if kind.kind == DECISION:
                 found.records.append(_LINE.decode(line))
             elif kind.kind == GAP:

@@ -5,13 +5,12 @@ the same result each time.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from extproc.choosing.decision import Decision
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
@@ -20,14 +19,16 @@ from extproc.pods.endpoint import EndpointModels
 from extproc.policy.priority import ClassRule, PriorityPolicy
 from extproc.policy.values import PickPolicy
 from extproc.records.access_log import AccessRecord
-from extproc.records.request_events import Decided, Ended
+from extproc.records.request_events import Decided, Ended, RequestOutcome
 from extproc.replay_log.arrivals import Arrival
 from extproc.replay_log.fates import ABANDONED, REFUSED, SERVED, Fate
 from extproc.replay_log.simulated_pod import Generation, PodPace
-from extproc.replay_log.simulated_pool import SimulatedPods, SimulatedPool
+from extproc.replay_log.simulated_pool import SimulatedPods, simulated_pool
 from extproc.replay_log.virtual_loop import run
+from extproc.replay_log.virtual_pool import VirtualPool
 
 TENANT_HEADER = "x-tenant"
+TOLD_EVERY = 500  # requests
 LEAD_SECONDS = 1.0  # before the first request: the pods have reported
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")  # of the body, which degradation lowers
 
@@ -42,11 +43,20 @@ class Fleet:
 
 
 def simulate(
-    arrivals: Sequence[Arrival], *, policy: PickPolicy, models: ModelTable, fleet: Fleet, by_rules: bool
+    arrivals: Sequence[Arrival],
+    *,
+    policy: PickPolicy,
+    models: ModelTable,
+    fleet: Fleet,
+    by_rules: bool,
+    told: Callable[[int], None] = lambda _: None,
 ) -> list[Fate]:
-    """Return what becomes of each request, in the order of their arrivals. `by_rules`: see `replayed_policy`."""
+    """Return what becomes of each request, in the order of their arrivals. `by_rules`: see `replayed_policy`.
+
+    `told` is told now and then how many have been sent.
+    """
     replayed = replayed_policy(policy, by_rules=by_rules)
-    return run(_play(arrivals, policy=replayed, models=models, fleet=fleet, by_rules=by_rules))
+    return run(_play(arrivals, policy=replayed, models=models, fleet=fleet, by_rules=by_rules, told=told))
 
 
 def replayed_policy(policy: PickPolicy, *, by_rules: bool) -> PickPolicy:
@@ -85,12 +95,18 @@ def models_by_pod(records: Sequence[AccessRecord]) -> Mapping[str, EndpointModel
 
 
 async def _play(
-    arrivals: Sequence[Arrival], *, policy: PickPolicy, models: ModelTable, fleet: Fleet, by_rules: bool
+    arrivals: Sequence[Arrival],
+    *,
+    policy: PickPolicy,
+    models: ModelTable,
+    fleet: Fleet,
+    by_rules: bool,
+    told: Callable[[int], None],
 ) -> list[Fate]:
     clock = asyncio.get_running_loop().time
     seen = _Seen()
     pods = SimulatedPods(fleet.addresses, fleet.pace, models=fleet.models, clock=clock)
-    pool = SimulatedPool(pods, arrivals, policy=policy, models=models, observer=seen, clock=clock)
+    pool = simulated_pool(pods, arrivals, policy=policy, models=models, observer=seen, clock=clock)
     player = _Player(pods, pool, by_rules=by_rules)
     reports = asyncio.ensure_future(pods.scrape(pool.books))
     try:
@@ -98,24 +114,25 @@ async def _play(
             for arrival in arrivals:
                 await asyncio.sleep(max(LEAD_SECONDS + arrival.at - clock(), 0.0))
                 requests.create_task(player.play(arrival))
+                if arrival.number % TOLD_EVERY == 0:
+                    told(arrival.number)
         await asyncio.sleep(0)  # observers are told after the answer
     finally:
         reports.cancel()
         await asyncio.gather(reports, return_exceptions=True)
         pool.close()
-    return [_fate(arrival, seen.decided_of[arrival.number], player.answers.get(arrival.number)) for arrival in arrivals]
+    return [_whole(arrival, seen.fates[arrival.number], player.answers.get(arrival.number)) for arrival in arrivals]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Answer:
-    arrived_at: float
-    generation: Generation
+class _Answer(NamedTuple):
+    ttft_seconds: float  # from the arrival at the picker
+    inter_token_seconds: float | None
 
 
 class _Player:
     """Sends requests, and keeps their answers."""
 
-    def __init__(self, pods: SimulatedPods, pool: SimulatedPool, *, by_rules: bool) -> None:
+    def __init__(self, pods: SimulatedPods, pool: VirtualPool, *, by_rules: bool) -> None:
         self._pods = pods
         self._pool = pool
         self._by_rules = by_rules
@@ -137,7 +154,6 @@ class _Player:
             output_tokens=_capped(exchange.body, arrival.output_tokens),
             arrived_at=clock(),
         )
-        self.answers[arrival.number] = _Answer(arrived_at=arrived_at, generation=generation)
         try:
             if arrival.stream:
                 exchange.responded(status=200, served_by=address, from_pod=True)
@@ -146,18 +162,19 @@ class _Player:
                 exchange.responded(status=200, served_by=address, from_pod=True)
             if exchange.plan.quota is not None:
                 self._pool.books.generated(exchange.plan.quota, generation.produced)
+            self.answers[arrival.number] = _answer(generation, arrived_at=arrived_at)
         finally:
             exchange.finish()
 
 
 class _Seen:
-    """Keeps what was decided of each request. Implements `request_events.RequestObserver`."""
+    """Keeps what was decided of each request, and no more of it. Implements `request_events.RequestObserver`."""
 
     def __init__(self) -> None:
-        self.decided_of: dict[int, Decided] = {}
+        self.fates: dict[int, Fate] = {}
 
     def decided(self, decided: Decided, /) -> None:
-        self.decided_of[int(decided.record.facts.request_id)] = decided
+        self.fates[int(decided.record.facts.request_id)] = _decided_fate(decided)
 
     def ended(self, ended: Ended, /) -> None: ...
 
@@ -182,7 +199,7 @@ def _body(arrival: Arrival) -> bytes:
     text = f"request {arrival.number}"
     is_chat = arrival.api in ("chat-completions", "messages")
     prompt: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
-    limit = {"max_tokens": arrival.max_tokens or arrival.output_tokens}
+    limit = {"max_tokens": arrival.max_tokens} if arrival.max_tokens is not None else {}
     model = {"model": arrival.model} if arrival.model else {}
     return msgspec.json.encode({**model, **prompt, **limit, "stream": arrival.stream, "user": str(arrival.number)})
 
@@ -195,23 +212,32 @@ def _capped(body: bytes | None, output_tokens: int) -> int:
     return min([output_tokens, *(int(given[name]) for name in LIMITS if given.get(name) is not None)])
 
 
-def _fate(arrival: Arrival, decided: Decided, answer: _Answer | None) -> Fate:
+def _decided_fate(decided: Decided) -> Fate:
     record, outcome = decided.record, decided.record.outcome
+    kinds = {RequestOutcome.REFUSED: REFUSED, RequestOutcome.ABANDONED: ABANDONED}
+    kind = kinds.get(decided.outcome_kind, SERVED)
     request_class = record.asked.request_class if record.asked is not None else None
-    left = answer is None and isinstance(outcome, PickError) and outcome.reason == "client-left"
-    fate = Fate(
-        class_name=request_class.class_name if request_class is not None else arrival.class_name,
-        tenant=arrival.tenant,
-        outcome=SERVED if answer is not None else ABANDONED if left else REFUSED,
-        reason="" if isinstance(outcome, Decision) or left else outcome.reason,
+    return Fate(
+        class_name=request_class.class_name if request_class is not None else "",
+        tenant=record.facts.headers[TENANT_HEADER],
+        outcome=kind,
+        reason=outcome.reason if kind == REFUSED and isinstance(outcome, PickError) else "",
         waited_seconds=decided.queued_seconds or 0.0,
         steps=record.asked.steps if record.asked is not None else (),
         withheld=tuple(each.code for each in record.shadow),
     )
-    generation = None if answer is None else answer.generation
-    if answer is None or generation is None or generation.first_at is None:
-        return fate
+
+
+def _answer(generation: Generation, *, arrived_at: float) -> _Answer:
     first_at, ended_at, inter_token = generation.first_at, generation.ended_at, None
-    if generation.produced > 1 and ended_at is not None:
+    assert first_at is not None, "it has been answered"
+    assert ended_at is not None, "it has been answered"
+    if generation.produced > 1:
         inter_token = (ended_at - first_at) / (generation.produced - 1)
-    return replace(fate, ttft_seconds=first_at - answer.arrived_at, inter_token_seconds=inter_token)
+    return _Answer(ttft_seconds=first_at - arrived_at, inter_token_seconds=inter_token)
+
+
+def _whole(arrival: Arrival, fate: Fate, answer: _Answer | None) -> Fate:
+    if not fate.class_name:  # it was refused before it had one
+        fate = replace(fate, class_name=arrival.class_name)
+    return fate if answer is None else replace(fate, **answer._asdict())

@@ -1,31 +1,17 @@
-"""One pool in virtual time: the picker's own path (`extproc.pick`) before pods that compute by a few numbers.
+"""What stands around the picker in a replay: pods that compute by a few numbers, an index, a tokenizer.
 
-Put together as `pools.pool` does it, without gRPC, Redis and HTTP. What the log cannot say is answered here: an index
-that finds of each prompt what was found when it was recorded, at every pod, and a tokenizer that knows its length.
+The index finds of each prompt what was found when it was recorded, at every pod; the tokenizer knows its length.
 """
 
 import asyncio
-import random
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from extproc.admission.admission_queue import AdmissionQueue
-from extproc.admission.admit_request import RequestAdmission
-from extproc.admission.asked_request import RequestReader
-from extproc.admission.degradation import Degradation
-from extproc.admission.flow_queue import FlowQueue
-from extproc.admission.pool_pressure import PoolPressure
-from extproc.choosing.choose import PoolView, RoundRobin
-from extproc.choosing.hot_prefixes import HotPrefixes
 from extproc.models.models import ModelTable
 from extproc.pods.endpoint import EndpointModels, EndpointStatus, Reachability
 from extproc.pods.endpoint_samples import TrendWatch
 from extproc.policy.values import PickPolicy
 from extproc.pools.picker_books import PickerBooks
-from extproc.pools.plan_response import Pace
-from extproc.pools.pool_runtime import PoolRuntime
-from extproc.pools.request_watch import RequestWatch
 from extproc.prefixes.prompt_match import LIVE, IndexHits
 from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
 from extproc.quotas.quota import QuotaAsk
@@ -33,18 +19,13 @@ from extproc.quotas.shared_quotas import Quotas
 from extproc.records.request_events import RequestObserver
 from extproc.replay_log.arrivals import Arrival
 from extproc.replay_log.simulated_pod import Generation, PodPace, SimulatedPod
+from extproc.replay_log.virtual_pool import VirtualPool
 from extproc.requests.request import InferenceRequest
-from extproc.slo.stream_promises import stream_promises
-from extproc.telemetry.degradation_log import DegradationLog
-from extproc.telemetry.overload_telemetry import OverloadTelemetry
-from extproc.telemetry.picker_telemetry import PickerTelemetry
 from kvmesh.blocks.source import Registry
 from kvmesh.index.prefix_match import PrefixLookup
-from kvmesh.redis.link import RedisLink
 
 SCRAPE_SECONDS = 0.2  # as `kvmesh extproc` by default
 TOKEN_BYTES = 4
-MAX_BODY_BYTES = 1 << 20
 SEED = 1
 
 
@@ -169,82 +150,25 @@ class SimulatedTokens:
         )
 
 
-class SimulatedPool:
-    """One replica of the picker before its pods."""
-
-    def __init__(
-        self,
-        pods: SimulatedPods,
-        arrivals: Sequence[Arrival],
-        *,
-        policy: PickPolicy,
-        models: ModelTable,
-        observer: RequestObserver,
-        clock: Callable[[], float],
-    ) -> None:
-        telemetry, priorities = PickerTelemetry(), policy.priorities
-        overload = OverloadTelemetry(telemetry.registry, classes=priorities.classes)
-        draw, degradations = random.Random(SEED).random, DegradationLog()  # noqa: S311
-        self.books = books = PickerBooks(
-            list(pods.pods),
-            policy=policy,
-            telemetry=telemetry,
-            overload=overload,
-            degradations=degradations,
-            clock=clock,
-        )
-        order = FlowQueue(priorities)
-        self._queue = AdmissionQueue(order, clock=clock, telemetry=overload)
-        books.freed = self._queue.wake
-        # its writes go nowhere: nothing runs that would send them
-        self.quotas = books.quotas = Quotas(
-            cast("RedisLink", None), hash_seed="", quotas=priorities.quotas, clock=clock
-        )
-        self.quotas.is_shadow = overload.is_shadow = priorities.shadow
-        pressure = PoolPressure(
-            policy=priorities,
-            estimates=books.estimates,
-            degradation=Degradation(priorities, on_change=overload.step_changed),
-            waiting=order,
-            clock=clock,
-            random=draw,
-        )
-        watch = RequestWatch(clock=clock, unix_ns=lambda: int(clock() * 1e9))
-        watch.observers.append(observer)
-        self.runtime = PoolRuntime(
-            name="",
-            reader=RequestReader(
-                models=models, known_models=frozenset(), policy=priorities, max_body_bytes=MAX_BODY_BYTES
-            ),
-            view=PoolView(
-                endpoints=pods,
-                bookings=books.bookings,
-                memory=books.memory,
-                health=books.health,
-                estimates=books.estimates,
-                links=books.links,
-                hot=HotPrefixes(policy.hotspot),
-                turns=RoundRobin(),
-                policy=policy,
-                random=draw,
-                promises=stream_promises(priorities),
-            ),
-            prompts=SimulatedTokens(arrivals),
-            index=SimulatedIndex(arrivals, list(pods.pods), self.quotas),
-            pressure=pressure,
-            admission=RequestAdmission(policy=priorities, pressure=pressure, queue=self._queue, clock=clock),
-            books=books,
-            telemetry=telemetry,
-            overload=overload,
-            watch=watch,
-            degradations=degradations,
-            reads=Pace(per_second=0.0, burst_seconds=0.0),
-            full=self._queue.wake_at,
-            quotas=self.quotas,
-            clock=clock,
-            recent=deque(maxlen=1),
-        )
-
-    def close(self) -> None:
-        """Let nothing wait any more."""
-        self.runtime.admission.close()
+def simulated_pool(
+    pods: SimulatedPods,
+    arrivals: Sequence[Arrival],
+    *,
+    policy: PickPolicy,
+    models: ModelTable,
+    observer: RequestObserver,
+    clock: Callable[[], float],
+) -> VirtualPool:
+    """Return a picker before simulated pods."""
+    addresses = list(pods.pods)
+    return VirtualPool(
+        addresses,
+        endpoints=pods,
+        prompts=SimulatedTokens(arrivals),
+        index=lambda quotas: SimulatedIndex(arrivals, addresses, quotas),
+        policy=policy,
+        models=models,
+        clock=clock,
+        seed=SEED,
+        observer=observer,
+    )

@@ -1,5 +1,7 @@
 """`kvmesh policy check`: the forms of a policy, the file and line of each remark, and what only all together show."""
 
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +10,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from extproc.policy.check import check_text
+from extproc.policy.check import ERROR, check_text
 from extproc.policy.commands import app
 from extproc.policy.inference_policy import parse_inference_policy
+from extproc.policy.reading import PolicyDocumentError
 from extproc.policy.yaml_lines import document_nodes, line_of
-from tests.unit.extproc_policy.mesh_documents import inference_policy, inference_pool, objective
-from tests.unit.extproc_policy.policy_documents import WHOLE
+from kvmesh.documents.document_files import DocumentFileError, read_documents
+from tests.unit.extproc_policy.mesh_documents import inference_policy, inference_pool, objective, service
+from tests.unit.extproc_policy.policy_documents import WHOLE, policy
+from tests.unit.extproc_policy.policy_mutations import mutated
 
 MESH = inference_policy("istio-system/mesh", {"scoring": {"strategy": "kv-aware", "weights": {"session": 2}}})
 POOL = inference_pool("a/llama")
@@ -117,6 +122,8 @@ def test_what_is_neither_document_nor_policy_is_an_error_and_other_kinds_are_pas
     assert "in camel case" in former.remarks[0].message
     (wrong,) = check_text("one.yaml", b"apiVersion: kvmesh.io/v1\nkind: InferencePolicy\nmetadata: {name: a}\n")
     assert "apiVersion" in wrong.remarks[0].message
+    (empty,) = check_text("one.yaml", b"{}")  # the default policy
+    assert [remark.level for remark in empty.remarks] == ["warning", "note"]
     others = [{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}}, {"kind": "Kustomization"}]
     assert run(write(tmp_path / "others.yaml", *others)) == (0, ["no policies in these files"])
 
@@ -144,6 +151,15 @@ def test_a_folder_is_judged_as_a_whole(tmp_path: Path) -> None:
     assert "hidden" not in "".join(said)
 
 
+def test_in_a_folder_other_things_are_doubtful_and_no_errors(tmp_path: Path) -> None:
+    write(tmp_path / "values.yaml", {"image": "x", "replicas": 2, "models": {}, "pools": []})
+    write(tmp_path / "list.yaml", [1, 2])
+    code, lines = run(str(tmp_path))
+    assert code == 0
+    assert [line.partition(": ")[2].partition(" ")[0] for line in lines if "warning" in line] == ["warning", "warning"]
+    assert run(str(tmp_path / "values.yaml"))[0] == 1
+
+
 def test_one_file_of_a_whole_policy_comes_back_as_it_was(tmp_path: Path) -> None:
     file = write(tmp_path / "whole.yaml", WHOLE)
     code, lines = run("--resource", file)
@@ -151,6 +167,37 @@ def test_one_file_of_a_whole_policy_comes_back_as_it_was(tmp_path: Path) -> None
     printed = "\n".join(line for line in lines if not line.startswith(str(tmp_path)))
     again = parse_inference_policy(yaml.safe_load(printed))
     assert again.fields == parse_inference_policy(WHOLE).fields
+
+
+def test_a_field_beside_the_spec_is_not_lost_in_silence(tmp_path: Path) -> None:
+    file = write(tmp_path / "one.yaml", {**MESH, "scoring": {"strategy": "kv-aware"}})
+    line = Path(file).read_text(encoding="utf-8").splitlines().index("scoring:") + 1
+    code, lines = run(file)
+    assert code == 0
+    assert lines[1].startswith(f"{file}:{line}: InferencePolicy istio-system/mesh: warning scoring: unknown field")
+    assert lines[1].endswith("it belongs into `spec`")
+
+
+def test_without_a_pool_nothing_is_said_of_what_a_policy_reaches(tmp_path: Path) -> None:
+    own = inference_policy("a/own", {"scoring": {"weights": {"session": 1}}}, InferencePool="llama")
+    file = write(tmp_path / "all.yaml", own, service("a/plain", is_pool=False))
+    assert run(file) == (0, [f"{file}:1: InferencePolicy a/own: ok"])
+    beside = write(tmp_path / "pool.yaml", service("a/pool"))
+    code, lines = run(file, beside)
+    assert (code, any("warning InferencePool a/llama" in line for line in lines)) == (0, True)
+
+
+def test_lists_in_lists_and_kinds_of_others_of_the_same_name_are_read(tmp_path: Path) -> None:
+    knative = {"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {"name": "x"}}
+    bad = inference_policy("a/bad", {"scoring": {"weights": {"prefx": 1}}})
+    listed = {"kind": "List", "items": [MESH, {"kind": "List", "items": [bad, knative]}]}
+    file = write(tmp_path / "list.yaml", listed)
+    code, lines = run(file)
+    at = Path(file).read_text(encoding="utf-8").splitlines().index("          prefx: 1") + 1
+    assert code == 1
+    assert lines[0].endswith("InferencePolicy istio-system/mesh: ok")
+    assert lines[1].startswith(f"{file}:{at}: InferencePolicy a/bad: ERROR ")
+    assert len(lines) == 2
 
 
 def test_a_file_that_is_not_there_is_wrong_usage() -> None:
@@ -162,3 +209,29 @@ def test_a_file_that_is_not_there_is_wrong_usage() -> None:
 def test_bytes_that_are_no_text_are_an_error() -> None:
     (checked,) = check_text("stdin", b"\x00\x01")
     assert checked.is_wrong
+
+
+def is_refused_in_a_folder(text: str) -> bool:
+    try:
+        for document in read_documents(text.encode()):
+            parse_inference_policy(document)
+    except (DocumentFileError, PolicyDocumentError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("envelope", [True, False])
+def test_a_damaged_document_is_refused_where_the_picker_refuses_it_with_a_line_of_its_own(envelope: bool) -> None:
+    chance, refused = random.Random(3), 0
+    for _ in range(150):
+        document = mutated(json.dumps(policy()), chance, most=1)
+        text = yaml.safe_dump(document if envelope else document.get("spec"))
+        is_refused = is_refused_in_a_folder(text)
+        for checked in check_text("one.yaml", text.encode()):
+            if envelope:
+                assert checked.is_wrong is is_refused
+            errors = [remark for remark in checked.remarks if remark.level == ERROR]
+            least = 1 if checked.name else 0  # of what cannot be read as a document, not every mistake has a line
+            assert all(least <= remark.line <= text.count("\n") for remark in errors)
+            refused += len(errors)
+    assert refused > 20

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from extproc.policy.commands import app
 from extproc.policy.inference_policy import read_spec
 from extproc.policy.pool_config import PoolConfig
 from extproc.policy.resource import resource_text, written_spec
@@ -93,6 +96,18 @@ def test_what_is_printed_comes_to_the_same_as_all_that_it_was_merged_of(
     assert bool(found.origins) == bool(documents)
     beside = before.update(document).configs["a/llama"]  # beside the others, as most specific
     assert same(beside) == same(wanted)
+
+
+def test_the_command_prints_what_can_be_applied(tmp_path: Path) -> None:
+    text = yaml.safe_dump_all([POOL, POD, MESH, OWN])
+    (tmp_path / "all.yaml").write_text(text, encoding="utf-8")
+    arguments = ["policy", "explain", "a/llama", "--resource", "--folder", str(tmp_path)]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0
+    (document,) = yaml.safe_load_all(shown.output)
+    before, after = Mesh(), Mesh()
+    wanted = before.update(POOL, POD, MESH, OWN).configs["a/llama"]
+    assert same(after.update(POOL, POD, document).configs["a/llama"]) == same(wanted)
 
 
 def test_comments_say_where_each_field_is_from_and_what_it_is_over() -> None:

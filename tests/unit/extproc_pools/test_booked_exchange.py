@@ -429,6 +429,23 @@ def test_a_stream_is_judged_by_its_first_token_and_the_mean_of_the_others(wall: 
     assert judged(wall, (2.1, TOKEN), (3.9, TOKEN + TOLD)) == [("judged", LATE, None, PODS[1], True)]
 
 
+@pytest.mark.parametrize(("content_type", "found"), [("text/event-stream", 1.9), ("application/json", None)])
+async def test_who_observes_hears_when_the_first_token_of_a_stream_came(
+    wall: Wall, content_type: str, found: float | None
+) -> None:
+    watch = RequestWatch()
+    watch.observers.append(Observer())
+    trace = watch.open("", RequestFacts(method="POST", path="/", objective=None, request_id="r1"))
+    assert trace is not None
+    promise = AnswerPromise(promise=PROMISE, asked=None, arrived_at=wall.now, endpoint=PODS[0])
+    response = ReadResponse(books=Books(), plan=ResponsePlan(promise=promise, sampled=True), trace=trace)
+    response.begin(head(content_type=content_type), served_by=PODS[0])
+    for seconds in (1.9, 1.0):
+        wall.now += seconds
+        response.chunk(TOKEN, end_of_stream=False)
+    assert trace.first_token_seconds == (None if found is None else pytest.approx(found))
+
+
 def test_what_comes_before_the_first_token_is_none(wall: Wall) -> None:
     role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
     assert judged(wall, (0.1, role), (2.1, TOKEN), (2.15, TOKEN)) == [("judged", LATE, None, PODS[1], True)]

@@ -1,0 +1,52 @@
+"""What the page shows of `check` and `explain` is what they print."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+
+from extproc.policy.check_sources import Source, check_sources
+from extproc.policy.check_view import check_lines
+from extproc.policy.view import resources_of
+from extproc.replay_log.finding_view import COLUMNS
+from extproc.replay_log.question import PARTS
+from tests.unit.extproc_policy.mesh_documents import Mesh, inference_pool, pod
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "guides" / "policy-authoring.md").read_text(encoding="utf-8")
+PRECEDENCE = (DOCS / "reference" / "policy-precedence.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_merged_policy_is_printed_as_the_page_shows_it() -> None:
+    mesh = Mesh()
+    policies = list(yaml.safe_load_all(PRECEDENCE.partition("```yaml\n")[2].partition("```")[0]))
+    mesh.update(*policies, inference_pool("team-a/llama"), pod("team-a/one", app="llama", ip="10.0.0.1"))
+    assert resources_of(mesh.policy.explain("team-a/llama")) in BLOCKS
+
+
+def test_remarks_are_printed_as_the_page_shows_them() -> None:
+    head = "apiVersion: kvmesh.io/v1alpha1\nkind: InferencePolicy\nmetadata: {name: %s, namespace: team-a}\nspec:\n"
+    chat = head % "chat" + "  scoring:\n    weights:\n      prefx: 1\n"
+    batch = (
+        head % "batch"
+        + "  priorities:\n    classes:\n    - name: batch\n      priority: -50\n      ttftSeconds: 0.001\n"
+    )
+    texts = [("policies/chat.yaml", chat), ("policies/batch.yaml", batch)]
+    plain = [("policy.yaml", "scoring: {strategy: kv-aware}\n")]
+    for given in (texts, plain):
+        found = check_sources(
+            [Source(name, text.encode()) for name, text in given], root_namespace="istio-system", now=datetime.now(UTC)
+        )
+        shown = "".join(f"{line}\n" for line in check_lines(found) if given is texts or " note " in line)
+        assert shown in BLOCKS, shown
+
+
+def test_every_column_and_every_part_of_a_pod_is_explained() -> None:
+    for column in COLUMNS[3:]:
+        assert f"`{column}`" in PAGE, column
+    shown = re.findall(
+        r"([a-z-]+)=", PAGE.partition("`--pod`:")[0].partition("| `--pods`, `--pod` |")[2].split("\n")[0]
+    )
+    assert set(shown) <= set(PARTS)
