@@ -243,6 +243,13 @@ def policies(page: str) -> list[dict[str, Any]]:
     return [each for each in documents if isinstance(each, dict) and each.get("kind") == "InferencePolicy"]
 
 
+async def write_audit(place: Place) -> None:
+    """Have a picker write what audit.md reads: a chained access log, and a stream in Redis."""
+    (place.folder / "keys").write_text(f"first:{secrets.token_hex(16)}\n")
+    flags = "--access-log-file audit.log --audit --audit-key-file keys --access-log-stream NAME"
+    await place.serve(f"kvmesh extproc {flags} …", "extproc")
+
+
 @asynccontextmanager
 async def redis_of_the_page(folder: Path, addresses: dict[str, str]) -> AsyncIterator[None]:
     """Run a Redis with the one user of redis-connection.md and the rights that it gives, also on a socket."""

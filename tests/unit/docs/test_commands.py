@@ -95,6 +95,7 @@ def test_what_kubectl_is_asked_for_is_what_an_installation_renders() -> None:
         ("make test NOTHING=1", "does not read NOTHING"),
         ("python -m bench.no_such", "no module bench.no_such"),
         ("python -m bench.routing.run --such", "has no --such"),
+        ("A=b python -m pytest tests/no_such", "there is no tests/no_such"),
         ("python bench/no_such.py", "there is no bench/no_such.py"),
     ],
 )
