@@ -23,7 +23,6 @@ BY_HAND = "Measured once, by hand"
 SOURCES = {
     ("evidence/hybrid-models.md", "| model | groups"): "make test-vllm",
     ("evidence/overload-benchmark.md", "| class | prompt tokens"): PLANNED,
-    ("evidence/overload-benchmark.md", "| pods' steps, at most"): "python -m bench.overload.virtual",
     ("evidence/scaling.md", "| mix | a prompt"): PLANNED,
     ("explanation/queue.md", "| load | order"): "python -m tests.unit.extproc_admission.queue_world",
     ("guides/operations.md", "| pods × blocks"): PLANNED,
