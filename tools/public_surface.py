@@ -6,6 +6,7 @@
 import re
 from typing import Any
 
+import typer
 import yaml
 
 from extproc.cli import build
@@ -35,16 +36,18 @@ def surface() -> Surface:
 
 
 def accepted() -> dict[str, list[str]]:
-    """Return the flags of each command, those that --help does not show among them."""
-    return {
-        path: sorted(flag for option in command.params for flag in (*option.opts, *option.secondary_opts))
-        for path, command in commands(build())
-    }
+    """Return the flags that each command reads, also those that --help does not show."""
+    return {path: sorted(_flags(path, command)) for path, command in commands(build())}
+
+
+def _flags(path: str, command: Any) -> set[str]:
+    parser = command.make_parser(typer.Context(command, info_name=path))
+    return {*parser._long_opt, *parser._short_opt}  # nothing else has those that are added to the parser alone
 
 
 def settings() -> list[str]:
     """Return the keys of the YAML file; in capitals behind KVMESH_ they are the environment's variables."""
-    return sorted({option.name for _, command in commands(build()) for option in command.params} - {"help"})
+    return sorted(build().context_settings["obj"].all() - {"help"})
 
 
 def alerts() -> list[str]:

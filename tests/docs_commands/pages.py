@@ -1,6 +1,7 @@
 """Finds the commands of the pages: lines of shell blocks, and those named in a sentence.
 
-A block without a language is a shell block. In one whose lines begin with `$ `, the other lines are what was printed.
+A block without a language is a shell block if it begins with a program and has no columns; else it was printed. In one
+with lines that begin with `$ `, so were the others.
 """
 
 import re
@@ -14,6 +15,10 @@ TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = [*(REPOSITORY / name for name in TOP), *sorted(DOCS.rglob("*.md"))]
 SHELL = ("", "sh", "console")
 OTHER = ("yaml", "json", "promql", "redis", "text")
+PROGRAM = re.compile(
+    r"\(|\w+=|((\.venv/bin/)?(kvmesh|make|python|pip|vllm|kubectl|helm|istioctl|docker|git|curl|jq|yq|redis-cli)(\s|$))"
+)
+COLUMNS = re.compile(r"\S {3,}[^\s#]")
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
 COMMENT = re.compile(r"\s+# .*$|^# .*$")
@@ -44,9 +49,16 @@ def shown(page: Path) -> list[Command]:
     return [
         Command(page=name(page), line=line)
         for match in blocks
-        if match[2] in SHELL
+        if match[2] in SHELL and (match[2] or is_shell(match[3]))
         for line in commands(match[3].removeprefix(match[1]).replace(f"\n{match[1]}", "\n"))
     ]
+
+
+def is_shell(block: str) -> bool:
+    """Tell whether a block without a language shows commands."""
+    if re.match(r"\s*\$ ", block):
+        return True
+    return PROGRAM.match(block.lstrip()) is not None and COLUMNS.search(block) is None
 
 
 def mentioned(page: Path) -> list[Command]:

@@ -26,6 +26,7 @@ TARGETS = {match[1]: match[0] for match in re.finditer(r"^([a-z-]+):.*\n(?:\t.*\
 
 def programs(line: str) -> list[list[str]]:
     """Return the programs that a line starts, each with its words."""
+    line = re.sub(r" [<>]+ \S+", "", line)  # where it reads from and writes to
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;()")
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -115,7 +116,12 @@ def wrong_python(words: list[str]) -> list[str]:
     """Return what is wrong with `python -m MODULE …` or `python FILE …`."""
     if words[0] != "-m":
         return [] if (REPOSITORY / words[0]).is_file() else [f"there is no {words[0]}"]
-    return wrong_flags(words[1], words[2:])
+    return wrong_tests(words[2:]) if words[1] == "pytest" else wrong_flags(words[1], words[2:])
+
+
+def wrong_tests(words: list[str]) -> list[str]:
+    """Return the tests that are not there."""
+    return [f"there is no {word}" for word in words if word.startswith("tests/") and not (REPOSITORY / word).exists()]
 
 
 def wrong_flags(module: str, words: list[str]) -> list[str]:

@@ -186,6 +186,8 @@ async def place_of(page: str, folder: Path, *, stack: Stack, pools: PoolsPicker)
         "http://127.0.0.1:9090": picker,
         "http://localhost:9090": picker,
         "http://picker:9090": f"{picker} --grpc-port {ready['extproc'].rpartition(':')[2]}",
+        "https://picker-0:9090": pools.admin,
+        "https://picker-1:9090": pools.admin,
         "http://indexer:9091": ready["indexer_admin"],
         "http://127.0.0.1:9901": ready["envoy_admin"],
         "redis://redis:6379/0": ready["redis"],
@@ -219,6 +221,8 @@ def put_files(page: str, folder: Path, documents: Path) -> None:
     shutil.copytree(documents, folder / "mesh")
     if page != "docs/guides/admin-access.md":  # which makes it
         (folder / "admin-token").write_text(secrets.token_hex(16))
+    (folder / "token").write_text(secrets.token_hex(16))
+    make_authority(folder, "ca")
     for policy in policies(page)[:1]:
         (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
 
@@ -241,6 +245,13 @@ def policies(page: str) -> list[dict[str, Any]]:
     blocks = [match[3] for match in BLOCK.finditer(text) if match[2] == "yaml"]
     documents = [each for block in blocks for each in yaml.safe_load_all(textwrap.dedent(block))]
     return [each for each in documents if isinstance(each, dict) and each.get("kind") == "InferencePolicy"]
+
+
+async def write_audit(place: Place) -> None:
+    """Have a picker write what audit.md reads: a chained access log, and a stream in Redis."""
+    (place.folder / "keys").write_text(f"first:{secrets.token_hex(16)}\n")
+    flags = "--access-log-file audit.log --audit --audit-key-file keys --access-log-stream NAME"
+    await place.serve(f"kvmesh extproc {flags} …", "extproc")
 
 
 @asynccontextmanager

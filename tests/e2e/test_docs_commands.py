@@ -29,6 +29,7 @@ from tests.e2e.page_mesh import (
     pools_picker,
     put_certificates,
     redis_of_the_page,
+    write_audit,
 )
 from tests.e2e.stack import END_SECONDS, PORT_FLAGS, START_SECONDS, Stack, eventually, free_ports, running_stack
 from tools.docs_site import REPOSITORY
@@ -76,6 +77,8 @@ async def test_the_commands_of_a_page_do_what_it_says(
         place = await held.enter_async_context(place_of(page, tmp_path, stack=stack, pools=pools))
         if page == "docs/guides/admin-access.md":
             put_certificates(tmp_path)
+        if page == "docs/guides/audit.md":
+            await write_audit(place)
         if page == "docs/guides/redis-connection.md":
             (tmp_path / "redis").mkdir()
             await held.enter_async_context(redis_of_the_page(tmp_path / "redis", place.addresses))

@@ -15,6 +15,7 @@ from tests.docs_commands.pages import (
     Command,
     commands,
     flags_alone,
+    is_shell,
     languages,
     mentioned,
     name,
@@ -95,6 +96,7 @@ def test_what_kubectl_is_asked_for_is_what_an_installation_renders() -> None:
         ("make test NOTHING=1", "does not read NOTHING"),
         ("python -m bench.no_such", "no module bench.no_such"),
         ("python -m bench.routing.run --such", "has no --such"),
+        ("A=b python -m pytest tests/no_such", "there is no tests/no_such"),
         ("python bench/no_such.py", "there is no bench/no_such.py"),
     ],
 )
@@ -106,3 +108,11 @@ def test_a_command_goes_on_where_a_shell_would_wait() -> None:
     block = "a \\\n  b  # why\nc '{\n d}'\ne |\n  f\n"
     assert commands(block) == ["a b", "c '{ d}'", "e | f"]
     assert commands("$ a \\\n  b\nprinted\n$ c\n") == ["a b", "c"]
+
+
+def test_what_was_printed_is_no_command() -> None:
+    assert is_shell("kvmesh plan                # now\nkvmesh plan --in 1h\n")
+    assert is_shell("    vllm serve MODEL --flag \\\n      --other\n")
+    assert is_shell("$ kvmesh plan\npod   state\n0     ready\n")
+    assert not is_shell("kvmesh top    1 of 1 replicas connected\n")
+    assert not is_shell("questions: 24 users\n")
