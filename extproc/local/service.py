@@ -39,6 +39,7 @@ from extproc.local.processes import (
 from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
 from extproc.local.unread_terminal import standard_output
 from extproc.prompts.tokenizer_folder import has_tokenizer, why_not_readable
+from extproc.settings.running_mesh import READY_NAME, RUN_PREFIX
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.errors import RedisUrlError
 from kvmesh.plain_text import printable
@@ -243,6 +244,7 @@ async def _supervise(settings: StackSettings, parts: LocalParts, *, notes: Seque
 
     async def when_ready() -> None:
         facts = ready_facts(settings, redis=read_address(parts.redis).label, pids=supervisor.pids)
+        write_ready_file(parts.run_directory / READY_NAME, facts)  # where `doctor` looks
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, facts)
         lines = greeting(facts, log_directory=str(parts.run_directory), model=settings.model or "", notes=notes)
@@ -387,7 +389,7 @@ def write_ready_file(path: Path, facts: Mapping[str, object]) -> None:
 @contextmanager
 def run_directory(*, also_remove: tuple[Path, ...] = ()) -> Iterator[Path]:
     """A new directory for the run; it and the files of `also_remove` are gone afterwards."""
-    path = Path(tempfile.mkdtemp(prefix="kvmesh-up-"))
+    path = Path(tempfile.mkdtemp(prefix=RUN_PREFIX))
     doomed = [str(entry.absolute()) for entry in (path, *also_remove)]
     guard = subprocess.Popen(
         ["/bin/sh", "-c", GUARD_SCRIPT, "kvmesh-guard", *doomed],

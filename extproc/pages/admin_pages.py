@@ -19,6 +19,7 @@ from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
 from extproc.records.request_events import DecisionRecord
 from extproc.scaling.plan import Plan
+from extproc.settings.shown_settings import ShownSettings
 from extproc.telemetry.process_telemetry import process_text
 from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError
@@ -55,6 +56,7 @@ class PickerPages:
         self.view = view
         # of the checks at start-up; None: they are still to come. Pools that are followed are not checked
         self.findings: Sequence[Finding] | None = None if policies is None else ()
+        self.settings: ShownSettings | None = None  # None: they are not shown
         self._pools = pools
         self._policies = policies
         self._pod_key = pod_key
