@@ -15,7 +15,7 @@ from extproc.errors import ConfigError
 from extproc.policy.values import Steering
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.options import takes_settings
-from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, people_console, print_data
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, people_console, print_below, print_data
 from kvmesh.plain_text import cut_end, printable
 from kvmesh.pods.pod_access import PodAccess
 from kvmesh.redis.address import RedisAccess
@@ -197,13 +197,13 @@ def render(findings: Sequence[Finding], *, console: "Console") -> None:
     from rich.text import Text
 
     for finding in sorted(findings, key=lambda finding: WORST_FIRST.index(finding.severity)):
-        line = Text(finding.severity.value.ljust(WIDTH + 1), style=STYLES[finding.severity])
+        severity = Text(finding.severity.value.ljust(WIDTH + 1), style=STYLES[finding.severity])
         about = f"{finding.subject}: " if finding.subject else ""
-        line.append(f"[{finding.check}] ", style="dim")
-        line.append(cut_end(printable(about + finding.seen), limit=SEEN_LIMIT), style="none")
-        console.print(line, soft_wrap=True)
+        seen = Text(f"[{finding.check}] ", style="dim")
+        seen.append(cut_end(printable(about + finding.seen), limit=SEEN_LIMIT), style="none")
+        print_below(console, severity, seen)
         if finding.fix:
-            console.print(Text(f"{' ' * (WIDTH + 1)}→ {printable(finding.fix)}"), soft_wrap=True)
+            print_below(console, Text(" " * (WIDTH + 1)), Text(f"→ {printable(finding.fix)}"))
     console.print(Text(summary(findings)))
 
 

@@ -28,6 +28,7 @@ from kvmesh.metrics.registry import MetricsPage
 from kvmesh.pods.pod_key import PodKey
 
 LISTED_ENDPOINTS = 2000  # in the state of all pools; more are in those of each
+NAMED_POOLS = 10  # where one is asked for that is not there
 LONGEST_NAME = 200  # characters of a pool's name that are repeated
 
 ExplainPolicies = Callable[[str | None], Awaitable[dict[str, Any]]]
@@ -77,10 +78,17 @@ class PickerPages:
         """Return the pool named, or the only one; None: there are several. Raise UnknownPoolError."""
         everything = self._pools.all
         if name and (self._policies is None or name not in everything):
-            raise UnknownPoolError(f"the pool {name[:LONGEST_NAME]!r} is not known here")
+            raise UnknownPoolError(f"the pool {name[:LONGEST_NAME]!r} is not known here; {self._known_pools()}")
         if not name and len(everything) != 1:
             return None
         return self._of(everything[name] if name else next(iter(everything.values())))
+
+    def _known_pools(self) -> str:
+        if self._policies is None:
+            return "this picker has one pool, which has no name: that of --endpoints"
+        names = sorted(self._pools.all)
+        further = f" and {len(names) - NAMED_POOLS} more" if len(names) > NAMED_POOLS else ""
+        return f"there are {', '.join(names[:NAMED_POOLS])}{further}" if names else "there is none yet"
 
     def pages_of(self, name: str) -> PoolPages | None:
         """Return the pages of a pool by the name that its picker has."""
