@@ -35,7 +35,7 @@ ENVIRONMENT_PREFIX = "KVMESH_"
 # packages and load their commands would take as long again
 ROLES = {"extproc": "extproc.local.commands", "indexer": "kv_indexer.cli"}
 # what serves: what becomes of its standard output must not end it
-SERVERS = frozenset({"extproc", "indexer", "sim", "up"})
+SERVERS = frozenset({"extproc", "indexer", "sim"})
 # command -> its options that once had another name, which is still read: one thing has one name in all commands
 OLD_NAMES: Mapping[str, Mapping[str, str]] = {
     "explain": {"picker": "url"},

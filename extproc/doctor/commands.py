@@ -15,7 +15,7 @@ from extproc.errors import ConfigError
 from extproc.policy.values import Steering
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.options import takes_settings
-from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, people_console, print_data
+from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, people_console, print_below, print_data
 from kvmesh.plain_text import cut_end, printable
 from kvmesh.pods.pod_access import PodAccess
 from kvmesh.redis.address import RedisAccess
@@ -42,14 +42,13 @@ def _group() -> None:
 @app.command("doctor")
 @takes_settings
 def doctor(
+    context: typer.Context,
     login: AdminLogin,
     access: RedisAccess,
     pods: PodAccess,
     endpoints: Annotated[
         str,
-        typer.Option(
-            help="vLLM pods as IP:PORT,IP:PORT,… (IPv6 as [::1]:8000). Required, unless documents name pools."
-        ),
+        typer.Option(help="vLLM pods as IP:PORT,IP:PORT,… (IPv6 as [::1]:8000). Default: those of a running picker."),
     ] = "",
     kubernetes: Annotated[
         bool,
@@ -129,6 +128,9 @@ def doctor(
 ) -> None:
     """Check pods, tokens, events, index, Redis and, where named, picker, indexer and Envoy; say what to mend.
 
+    Where no option says what to check, a running picker is asked for its settings: that of --picker, of the default
+    admin address, or of `kvmesh up`; else the cluster of KUBECONFIG is checked. Standard error says which it is.
+
     The exit code is 1 where an error was found, 2 where something could not be checked (or for wrong usage), else 0.
     """
     from extproc.doctor.examine import DoctorSettings, examine
@@ -137,8 +139,6 @@ def doctor(
     from extproc.settings.config import PickerSettings, parse_endpoints, read_models
 
     form = chosen_form(output, json=json)
-    follows_mesh = kubernetes or policies is not None
-    _require_one_source(endpoints=endpoints, pool=pool, namespaces=namespaces, follows_mesh=follows_mesh)
     settings = DoctorSettings(
         picker=PickerSettings(
             host="127.0.0.1",
@@ -173,10 +173,15 @@ def doctor(
         timeout_seconds=timeout_ms / 1000,
         visible_within_seconds=trial_timeout_ms / 1000,
     )
+    if not endpoints and not kubernetes and policies is None:
+        settings = _found(context, settings)
+    follows_mesh = settings.picker.follows_mesh
+    if (pool or namespaces) and not follows_mesh:
+        raise ConfigError("--pool and --namespaces belong to --kubernetes or --policies")
     if follows_mesh:
         snapshot = _snapshot(settings.picker, timeout_seconds=settings.timeout_seconds)
         asked = _asked_pools(snapshot, pool or ())
-        settings, located = _locate(settings) if kubernetes else (settings, ())
+        settings, located = _locate(settings) if settings.picker.kubernetes else (settings, ())
         findings = (*located, *asyncio.run(examine_mesh(settings, snapshot, now=datetime.now(UTC), pools=asked)))
     else:
         findings = asyncio.run(examine(settings))
@@ -192,13 +197,13 @@ def render(findings: Sequence[Finding], *, console: "Console") -> None:
     from rich.text import Text
 
     for finding in sorted(findings, key=lambda finding: WORST_FIRST.index(finding.severity)):
-        line = Text(finding.severity.value.ljust(WIDTH + 1), style=STYLES[finding.severity])
+        severity = Text(finding.severity.value.ljust(WIDTH + 1), style=STYLES[finding.severity])
         about = f"{finding.subject}: " if finding.subject else ""
-        line.append(f"[{finding.check}] ", style="dim")
-        line.append(cut_end(printable(about + finding.seen), limit=SEEN_LIMIT), style="none")
-        console.print(line, soft_wrap=True)
+        seen = Text(f"[{finding.check}] ", style="dim")
+        seen.append(cut_end(printable(about + finding.seen), limit=SEEN_LIMIT), style="none")
+        print_below(console, severity, seen)
         if finding.fix:
-            console.print(Text(f"{' ' * (WIDTH + 1)}→ {printable(finding.fix)}"), soft_wrap=True)
+            print_below(console, Text(" " * (WIDTH + 1)), Text(f"→ {printable(finding.fix)}"))
     console.print(Text(summary(findings)))
 
 
@@ -214,12 +219,17 @@ def summary(findings: Sequence[Finding]) -> str:
     return ", ".join(f"{counts[severity]} {name}" for severity, name in named.items() if counts[severity])
 
 
-def _require_one_source(*, endpoints: str, pool: list[str] | None, namespaces: str, follows_mesh: bool) -> None:
-    """Raise ConfigError where the options do not say what to check."""
-    if not endpoints and not follows_mesh:
-        raise ConfigError("name what to check: --endpoints IP:PORT,…, or pools by --kubernetes or --policies FOLDER")
-    if (pool or namespaces) and not follows_mesh:
-        raise ConfigError("--pool and --namespaces belong to --kubernetes or --policies")
+def _found(context: typer.Context, settings: "DoctorSettings") -> "DoctorSettings":
+    """Return the settings with what was found out, and say on standard error what that is. Raise ConfigError."""
+    from extproc.doctor.what_to_check import find_what_to_check
+
+    given = {
+        name for name in context.params if (source := context.get_parameter_source(name)) and source.name != "DEFAULT"
+    }
+    found = asyncio.run(find_what_to_check(settings, given=given))
+    for line in found.words:
+        typer.echo(f"kvmesh doctor: {line}", err=True)
+    return found.settings
 
 
 def _snapshot(settings: "PickerSettings", *, timeout_seconds: float) -> "Snapshot":

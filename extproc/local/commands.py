@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from extproc.errors import ConfigError, KvmeshError
+from extproc.errors import ConfigError, KvmeshError, UnknownPoolError
 from extproc.local.errors import BadSettingError, UpError
 from extproc.local.stack_settings import StackSettings, completed
 from extproc.settings.config import PickerSettings, PolicyFlags
@@ -22,6 +22,7 @@ from kvmesh.heap import collector_at_rest
 from kvmesh.logs import LOG_FORMAT, LOG_LEVEL
 from kvmesh.options import fails_in_one_line, takes_settings
 from kvmesh.output.forms import AsJson, Output, OutputForm, chosen_form, people_console, print_data
+from kvmesh.plain_text import printable
 from kvmesh.redis.address import RedisAccess
 
 FAILURE, WRONG_USAGE = 1, 2
@@ -90,7 +91,8 @@ def explain(
     timeout_ms: Annotated[float, typer.Option(min=1, help="Milliseconds to wait for the picker.")] = 5000,
 ) -> None:
     """Show where a request would go and why, without sending it."""
-    from extproc.local.explain import ask, render
+    from extproc.local.explain import ask, known_there, render
+    from extproc.local.explain_doubts import doubts
     from extproc.pages.picker_state import DecisionState
     from extproc.pools.pool_hosts import only_pool
 
@@ -98,6 +100,8 @@ def explain(
         asked_pool = only_pool(pool)
     except ValueError as error:
         raise ConfigError(f"--pool: {error}") from error
+    if path is not None and not path.startswith("/"):
+        raise ConfigError(f"--path {path!r}: a path begins with /, as /v1/completions does")
     form = chosen_form(output, json=json)
     content = _read(body)
     answer = asyncio.run(
@@ -113,12 +117,18 @@ def explain(
         )
     )
     decision = msgspec.json.decode(answer, type=DecisionState)
+    if asked_pool is not None and decision.reason == UnknownPoolError.reason:
+        raise ConfigError(f"--pool: {decision.message}")
     if form is OutputForm.TABLE:
         render(decision, console=people_console())
     else:
         print_data(msgspec.json.decode(answer), form)  # as the picker has it, fields that are new here among it
-    if decision.endpoint is None:
-        raise typer.Exit(1)
+    there = asyncio.run(known_there(picker, pool=decision.pool or asked_pool, login=login))
+    found = [] if there is None else list(doubts(decision, there, objective=objective, path=path, host=for_host))
+    for doubt in found:
+        typer.echo(printable(f"kvmesh explain: {doubt.words}"), err=True)
+    code = max((doubt.exit_code for doubt in found), default=0)
+    raise typer.Exit(max(code, FAILURE) if decision.endpoint is None else code)
 
 
 @index.command("lookup")

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from extproc.errors import ConfigError, KvmeshError
 from extproc.ext_proc.answers import OBJECTIVE_HEADER
-from extproc.pages.picker_state import AdmissionState, CandidateState, DecisionState
+from extproc.local.live_view import fetch_state
+from extproc.pages.picker_state import AdmissionState, CandidateState, DecisionState, PickerState
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.plain_text import printable
 
@@ -61,6 +62,13 @@ async def ask(
         raise KvmeshError(f"{url} is not a picker's admin page: its answer is no JSON") from error
     except (TimeoutError, aiohttp.ClientError) as error:
         raise KvmeshError(f"the picker's admin page at {url} does not answer: {str(error) or 'timed out'}") from error
+
+
+async def known_there(url: str, *, pool: str | None, login: AdminLogin) -> PickerState | None:
+    """Return the state of the picker that was asked; None where it is not to be had."""
+    async with aiohttp.ClientSession() as session:
+        found = await fetch_state(session, url.rstrip("/"), pool=pool, login=login)
+    return None if isinstance(found, str) else found
 
 
 def _path_of(body: bytes) -> str:

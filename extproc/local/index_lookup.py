@@ -203,4 +203,4 @@ def _table(prompt: PromptHolding) -> Table:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(Text(printable(line)), soft_wrap=True)
+    console.print(Text(printable(line)))

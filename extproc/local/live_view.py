@@ -1,7 +1,7 @@
 """The terminal view of `kvmesh up` and `kvmesh top`: pods and the last decisions, or plain lines without a terminal.
 
 It reads the picker's admin page and changes nothing. All that comes from clients or pods is shown as text, never as
-markup, and nothing that goes wrong here may end the mesh.
+markup, and nothing that goes wrong here may end the mesh, but for a standard output that cannot be written any more.
 """
 
 import asyncio
@@ -62,7 +62,8 @@ async def fetch_state(
         ):
             content = await response.read()
             if response.status != 200:
-                return f"GET {admin_url}/state: status {response.status}{_words(content)}"
+                words = error_words(content)
+                return f"GET {admin_url}/state: status {response.status}{f': {words}' if words else ''}"
             return msgspec.json.decode(content, type=PickerState)
     except TimeoutError:
         return f"GET {admin_url}/state: no answer in {FETCH_SECONDS:g} s"
@@ -76,10 +77,10 @@ class _Problem(msgspec.Struct):
     error: str
 
 
-def _words(content: bytes) -> str:
+def error_words(content: bytes) -> str:
     """The words for people in an error's body, if it has any."""
     try:
-        return f": {msgspec.json.decode(content, type=_Problem).error[:300]}"
+        return printable(msgspec.json.decode(content, type=_Problem).error[:600])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from extproc.errors import ConfigError, KvmeshError
+from extproc.local.live_view import error_words
 from extproc.scaling.plan import Plan, PlannedRole, PlannedVariant
 from extproc.scaling.trace_plan import TracePlan, declared_role
 from kvmesh.admin.admin_login import AdminLogin
@@ -36,6 +37,8 @@ async def ask(url: str, *, seconds: float, pool: str | None, timeout_seconds: fl
                 allow_redirects=False,
             ) as response,
         ):
+            if response.status == 404 and pool is not None:
+                raise ConfigError(f"--pool: {error_words(await response.read())}")
             if response.status != 200:
                 raise KvmeshError(f"{url} answered {response.status}: {printable((await response.text())[:200])}")
             return msgspec.json.decode(await response.read(), type=list[Plan])
@@ -114,14 +117,14 @@ def show_trace(plan: TracePlan, console: Console) -> None:
 
 def _show(plan: Plan, console: Console) -> None:
     for line in _facts(plan):
-        console.print(Text(printable(line)), soft_wrap=True)
+        console.print(Text(printable(line)))
     if plan.roles:
         console.print(_table(plan.roles, plan.currency))
     for role in plan.roles:
-        console.print(Text(printable(f"{role.role}: {role.reason}")), soft_wrap=True)
+        console.print(Text(printable(f"{role.role}: {role.reason}")))
         for variant in role.variants:
             name = f"{role.role}/{variant.name}" if variant.name else role.role
-            console.print(Text(printable(f"  a pod of {name}: {variant.reason}")), soft_wrap=True)
+            console.print(Text(printable(f"  a pod of {name}: {variant.reason}")))
     console.print()
 
 

@@ -98,7 +98,8 @@ def _show_once(asked: _Asked, console: "Console", form: OutputForm) -> None:
     else:
         print_data(top_view.as_data(replicas, state, now=now), form)
     if state is None:
-        raise typer.Exit(1)
+        unknown_pool = asked.pool is not None and all("status 404" in (each.problem or "") for each in replicas)
+        raise typer.Exit(2 if unknown_pool else 1)
 
 
 def _follow(asked: _Asked, console: "Console", form: OutputForm) -> None:

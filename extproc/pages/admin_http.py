@@ -104,6 +104,7 @@ class AdminServer:
                 web.get("/state", _answering(self._state)),
                 web.get("/pools", _answering(self._pools)),
                 web.get("/policies", _answering(self._policies)),
+                web.get("/v1/settings", _answering(self._settings)),
                 web.get("/v1/plan", _answering(self._plan)),
                 web.get("/v1/decisions", _answering(self._decisions)),
                 web.get("/v1/history", _answering(self._history)),
@@ -160,6 +161,12 @@ class AdminServer:
     async def _policies(self, request: web.Request) -> Any:
         """`?target=` a pool, route, gateway or policy; by default all."""
         return await self._pages.policies(request.query.get("target"))
+
+    async def _settings(self, _: web.Request) -> Any:
+        """What `kvmesh doctor` needs to know of this picker."""
+        if self._pages.settings is None:
+            raise KvmeshError("this picker does not show its settings")
+        return self._pages.settings
 
     async def _plan(self, request: web.Request) -> Any:
         """`?seconds=` ahead, by default now; `?pool=` only this pool's."""

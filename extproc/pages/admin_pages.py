@@ -21,6 +21,7 @@ from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
 from extproc.records.request_events import DecisionRecord
 from extproc.scaling.plan import Plan
+from extproc.settings.shown_settings import ShownSettings
 from extproc.telemetry.process_telemetry import process_text
 from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError
@@ -30,6 +31,7 @@ from kvmesh.metrics.registry import MetricsPage
 from kvmesh.pods.pod_key import PodKey
 
 LISTED_ENDPOINTS = 2000  # in the state of all pools; more are in those of each
+NAMED_POOLS = 10  # where one is asked for that is not there
 LONGEST_NAME = 200  # characters of a pool's name that are repeated
 
 ExplainPolicies = Callable[[str | None], Awaitable[dict[str, Any]]]
@@ -60,6 +62,7 @@ class PickerPages:
         self.view = view
         # of the checks at start-up; None: they are still to come. Pools that are followed are not checked
         self.findings: Sequence[Finding] | None = None if policies is None else ()
+        self.settings: ShownSettings | None = None  # None: they are not shown
         self._pools = pools
         self._policies = policies
         self._pod_key = pod_key
@@ -80,7 +83,7 @@ class PickerPages:
         """Return the pool named, or the only one; None: there are several. Raise UnknownPoolError."""
         everything = self._pools.all
         if name and (self._policies is None or name not in everything):
-            raise UnknownPoolError(f"the pool {name[:LONGEST_NAME]!r} is not known here")
+            raise UnknownPoolError(f"the pool {name[:LONGEST_NAME]!r} is not known here; {self._known_pools()}")
         if not name and len(everything) != 1:
             return None
         return self._of(everything[name] if name else next(iter(everything.values())))
@@ -92,6 +95,13 @@ class PickerPages:
             names = ", ".join(line.pool for line in islice(self.pools(), 5))
             raise BadQueryError(f"there are several pools: name one of them with ?pool= ({names}, …)")
         return pages
+
+    def _known_pools(self) -> str:
+        if self._policies is None:
+            return "this picker has one pool, which has no name: that of --endpoints"
+        names = sorted(self._pools.all)
+        further = f" and {len(names) - NAMED_POOLS} more" if len(names) > NAMED_POOLS else ""
+        return f"there are {', '.join(names[:NAMED_POOLS])}{further}" if names else "there is none yet"
 
     def pages_of(self, name: str) -> PoolPages | None:
         """Return the pages of a pool by the name that its picker has."""

@@ -13,6 +13,7 @@ from extproc.pages.admin_pages import ExplainPolicies, PickerPages
 from extproc.pages.live_feed import LiveFeed
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
+from extproc.settings.shown_settings import shown_settings
 from kvmesh.index.index_view import IndexView
 
 
@@ -25,6 +26,7 @@ class AdminSite:
         view = IndexView(url=settings.redis_url)
         self.pages = PickerPages(pools, view=view, policies=policies, pod_key=resources.pod_key, name=resources.name)
         self._live = LiveFeed(self.pages, watch=resources.watch)
+        self.pages.settings = shown_settings(settings)
         resources.watch.on_picked = self._live.picked
         self._pools = pools
         self._settings = settings

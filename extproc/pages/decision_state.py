@@ -177,6 +177,7 @@ def _request(asked: AskedFor, policy: PriorityPolicy) -> RequestState:
         max_tokens=asked.max_tokens,
         class_name=request_class.class_name,
         class_by=request_class.why,
+        objective_ignored=request_class.ignored_objective.value,
         priority=request_class.priority_class.priority,
         tenant=_tenant(request_class.tenant, policy),
         steps=list(asked.steps),

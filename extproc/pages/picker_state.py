@@ -191,6 +191,7 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     class_name: str = msgspec.field(name="class")
     class_by: str = ""
+    objective_ignored: str = ""  # why the objective that it names does not count: unknown or untrusted
     priority: int = 0
     tenant: str = ""
     steps: Sequence[str] = ()

@@ -12,6 +12,7 @@ from rich.text import Text
 from kv_indexer.inspect.index_audit import KINDS
 from kv_indexer.inspect.inspect_index import Cleared, SizeReport, SourceLine, SourcesReport
 from kv_indexer.inspect.verify_index import Audit
+from kvmesh.output.forms import WIDE_ENOUGH
 from kvmesh.plain_text import cut_end, printable
 
 WIDE_FROM_COLUMNS = 100  # a narrower terminal has no room for the owner and the time since the last change
@@ -21,7 +22,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def show_sources(report: SourcesReport, *, console: Console) -> None:
     """Print the state of every source."""
-    wide = console.width >= WIDE_FROM_COLUMNS
+    wide = WIDE_FROM_COLUMNS <= console.width < WIDE_ENOUGH  # a pipe gets the columns that were always there
     numbers = ["epoch", "sequence", "lag", *(["idle"] if wide else []), "blocks", "events/s"]
     table = _table("source", "tier", "state", right=numbers, end=("owner",) if wide else ())
     for line in report.sources:
@@ -138,7 +139,7 @@ def _table(*left: str, right: Sequence[str], end: Sequence[str] = ()) -> Table:
 
 def _say(console: Console, lines: Iterable[str]) -> None:
     for line in lines:
-        console.print(_text(line), soft_wrap=True)  # a terminal wraps it, a file keeps it whole
+        console.print(_text(line))
 
 
 def _text(text: str) -> Text:

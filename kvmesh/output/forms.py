@@ -13,6 +13,7 @@ from kvmesh.errors import SettingError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 WIDE_ENOUGH = 100_000  # columns: a line for a program is not broken
 
@@ -62,3 +63,11 @@ def people_console() -> "Console":
     if not console.is_terminal:
         console.width = WIDE_ENOUGH
     return console
+
+
+def print_below(console: "Console", head: "Text", text: "Text") -> None:
+    """Print a text beside what it belongs to, wrapped at words, each line below the one before."""
+    margin = len(head.plain)
+    for number, line in enumerate(text.wrap(console, max(console.width - margin, margin))):
+        line.rstrip()
+        console.print((head if number == 0 else head.blank_copy(" " * margin)).append_text(line))

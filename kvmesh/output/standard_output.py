@@ -45,7 +45,7 @@ def ending(stream: TextIO, *, tell: Callable[[str], None]) -> TextIO:
     except (AttributeError, OSError, ValueError):  # none is open, or it is one of a test
         return stream
     return TextIOWrapper(
-        BufferedWriter(EndingFile(descriptor, tell=tell)),
+        BufferedWriter(EndingFile(descriptor, tell=tell)),  # type: ignore[type-var]  # its `write` takes bytes alone
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=is_terminal,

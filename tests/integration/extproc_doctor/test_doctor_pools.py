@@ -219,7 +219,6 @@ def serving(folder: Path, redis: RedisServer, *, grpc_port: int, admin_port: int
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "name what to check"),
         (("--endpoints", "127.0.0.1:1", "--pool", "llm/a"), "belong to --kubernetes or --policies"),
         (("--endpoints", "127.0.0.1:1", "--policies", "."), "leave them out with --kubernetes or --policies"),
         (("--policies", ".", "--kubernetes"), "the one or the other"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.extproc_local.test_processes_up import arguments, port_flags
 from tests.integration.kv_redis import RedisServer
 from tests.integration.live_picker import live_picker
 
@@ -109,3 +110,9 @@ async def test_a_command_that_asks_a_picker(name: str, tmp_path: Path, redis_ser
     async with live_picker(redis_server.url) as picker:
         (await picker.ask("hello world " * 40)).finish()
         await ends_well(words(name, tmp_path, picker=picker.admin))
+
+
+async def test_a_mesh_of_up_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    await ends_well(["up", "--pods", "1", *arguments(port_flags())])
+    assert list(tmp_path.iterdir()) == []

@@ -29,10 +29,14 @@ def test_the_worst_comes_first_each_with_its_fix_and_the_last_line_counts() -> N
     ]
 
 
-def test_a_long_line_is_left_to_the_terminal_and_never_cut() -> None:
+def test_a_long_line_is_wrapped_at_words_below_its_beginning_and_never_cut() -> None:
     long = Finding(check="tokens", severity=Severity.ERROR, subject="s", seen="seen " * 30, fix="do this " * 30)
 
-    assert [len(line) for line in printed(long)[:2]] == [len("error     [tokens] s: ") + 150, len("          → ") + 240]
+    lines = printed(long)[:-1]
+    assert max(map(len, lines)) <= 80
+    assert [line[:10].strip() for line in lines] == ["error", *[""] * (len(lines) - 1)]
+    assert "".join(lines).count("seen") == 30
+    assert " ".join(" ".join(lines).split()).count("do this") == 30
 
 
 def test_what_there_is_none_of_is_not_counted() -> None:

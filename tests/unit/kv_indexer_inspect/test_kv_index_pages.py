@@ -88,7 +88,7 @@ def test_what_is_wrong_is_said_below_once_a_source() -> None:
         unreadable=("slot 7: a block size of 0",),
     )
 
-    assert shown(show_sources, report)[3:] == [
+    assert shown(show_sources, report, width=200)[3:] == [
         "No indexer is alive: nothing keeps the index true, and what is shown was true once.",
         "10.0.0.1:8000#0 is degraded: history-truncated",
         "followed by nobody: 10.0.0.1:8000#0",
@@ -151,7 +151,7 @@ def test_sizes_are_shown_with_what_a_sweep_will_free() -> None:
         redis_bytes=5 << 20,
     )
 
-    assert shown(show_sizes, report) == [
+    assert shown(show_sizes, report, width=200) == [
         "source          tier slot blocks holders     bytes a block   formula",
         "10.0.0.1:8000#0 GPU     0  1,000    1.50 136.7 KiB   140 B 147.5 KiB",
         "10.0.0.1:8000#0 GPU     1      0    1.50   2.0 KiB       - 147.5 KiB",
@@ -198,8 +198,17 @@ def test_differences_are_listed_by_kind_with_what_they_mean() -> None:
 def test_a_clear_says_who_will_replay() -> None:
     cleared = [Cleared(stream="a:1#0", epoch=9, owner="one"), Cleared(stream="a:1#1", epoch=10, owner="")]
 
-    assert shown(show_cleared, cleared) == [
+    assert shown(show_cleared, cleared, width=200) == [
         "a:1#0: its blocks are hidden, epoch 9 has begun; one replays it",
         "a:1#1: its blocks are hidden, epoch 10 has begun; nobody follows it, so it stays empty",
     ]
     assert shown(show_cleared, []) == ["nothing to clear: the source has vanished meanwhile"]
+
+
+def test_a_line_is_wrapped_at_words() -> None:
+    cleared = [Cleared(stream="a:1#1", epoch=10, owner="")]
+
+    assert shown(show_cleared, cleared, width=60) == [
+        "a:1#1: its blocks are hidden, epoch 10 has begun; nobody",
+        "follows it, so it stays empty",
+    ]

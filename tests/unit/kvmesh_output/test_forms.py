@@ -2,12 +2,15 @@
 
 import json
 from dataclasses import dataclass
+from io import StringIO
 
 import pytest
 import yaml
+from rich.console import Console
+from rich.text import Text
 
 from kvmesh.errors import SettingError
-from kvmesh.output.forms import OutputForm, chosen_form, in_form, people_console
+from kvmesh.output.forms import OutputForm, chosen_form, in_form, people_console, print_below
 
 
 @dataclass(frozen=True)
@@ -52,3 +55,14 @@ def test_two_options_that_differ_are_refused() -> None:
 def test_a_line_for_a_program_is_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
     people_console().print("word " * 500)
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_long_line_is_wrapped_at_words_below_its_beginning() -> None:
+    console = Console(file=StringIO(), width=30)
+    print_below(console, Text("error  "), Text("the pod's template and ours differ: see chatTemplate"))
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "error  the pod's template and",
+        "       ours differ: see",
+        "       chatTemplate",
+    ]

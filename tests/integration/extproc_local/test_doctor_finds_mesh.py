@@ -1,0 +1,79 @@
+"""`kvmesh doctor` without flags: what it finds to check, on real processes, and what it says where there is nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from extproc.local.ports import pick_free_port
+from tests.integration.extproc_local.test_processes_up import DEADLINE_SECONDS, HOST, started, until
+
+KUBECONFIG = """apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {}}]
+current-context: c
+"""
+
+
+def doctor(folder: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run it where it finds nothing but what is below the folder."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    kept = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST")}
+    return subprocess.run(
+        [sys.executable, "-m", "extproc", "doctor", *flags],
+        env={**kept, "TMPDIR": str(folder / "tmp"), "HOME": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+
+
+def test_a_mesh_of_up_is_checked_by_its_pickers_settings(tmp_path: Path) -> None:
+    with started(tmp_path) as (process, ready, ports):
+        until(lambda: ready.exists() or process.poll() is not None, "the mesh is up")
+        assert process.poll() is None, (tmp_path / "output").read_text()
+        found = doctor(tmp_path, "-o", "json")
+        assert found.returncode == 0, (found.stdout, found.stderr)
+        admin = f"http://{HOST}:{ports['--admin-port']}"
+        assert f"kvmesh doctor: checking by the settings of the picker at {admin} of `kvmesh up`" in found.stderr
+        checks = {finding["check"] for finding in json.loads(found.stdout)}
+        assert {"tokens", "same-keys", "picker-tokens", "indexer-findings", "envoy-steering"} <= checks
+        # what is given stays
+        given = doctor(tmp_path, "--picker", admin, "--no-trial", "--hash-seed", "other", "-o", "json")
+        assert given.returncode == 0, given.stdout
+        assert "same-keys" not in {finding["check"] for finding in json.loads(given.stdout)}
+
+
+def test_without_a_mesh_the_cluster_of_the_kubeconfig_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(KUBECONFIG)
+    asked = doctor(tmp_path, "--timeout-ms", "1000", KUBECONFIG=str(tmp_path / "config"))
+    assert asked.returncode == 1
+    assert f"checking the cluster of {tmp_path / 'config'}, as with --kubernetes" in asked.stderr
+    assert "Traceback" not in asked.stderr
+
+
+@pytest.mark.parametrize("names_picker", [False, True])
+def test_where_nothing_is_there_it_says_what_to_name(tmp_path: Path, names_picker: bool) -> None:
+    port = pick_free_port(host=HOST, avoid=())
+    (tmp_path / "tmp" / "kvmesh-up-x").mkdir(parents=True)
+    (tmp_path / "tmp" / "kvmesh-up-x" / "ready.json").write_text("{")  # of a run that is ending
+    asked = doctor(tmp_path, *(("--picker", f"http://{HOST}:{port}") if names_picker else ()))
+    assert asked.returncode == 2
+    (line,) = asked.stderr.splitlines()
+    assert line.startswith(f"kvmesh: no picker answers at http://{HOST}:{port if names_picker else 9090}")
+    assert "name what to check: --picker URL of a running picker, --endpoints IP:PORT" in line
+    assert ("no mesh of `kvmesh up`" in line) is not names_picker
+
+
+def test_what_answers_and_is_no_picker_is_said(tmp_path: Path) -> None:
+    with started(tmp_path) as (process, ready, ports):
+        until(lambda: ready.exists() or process.poll() is not None, "the mesh is up")
+        asked = doctor(tmp_path, "--picker", f"http://{HOST}:{ports['--indexer-admin-port']}")
+    assert asked.returncode == 2
+    assert "answered 404 to GET /v1/settings: it is no picker, or an older one" in asked.stderr

@@ -1,0 +1,78 @@
+"""What a picker shows of its settings: enough to check a mesh by, and no secret."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from extproc.policy.values import Steering
+from extproc.settings.config import PickerSettings, read_models
+from extproc.settings.shown_settings import ShownSettings, files_of, shown_settings, taken_over, without
+from kvmesh.pods.pod_access import PodAccess
+from kvmesh.redis.address import RedisAccess
+
+SETTINGS = PickerSettings(
+    endpoints=("10.0.0.1:8000",),
+    model="qwen",
+    tokenizer_folder=Path("/models/qwen"),
+    hash_seed="seed",
+    grpc_port=1,
+    index_timeout_seconds=0.05,
+    steering=Steering.ORIGINAL_DST,
+    namespaces=frozenset({"b", "a"}),
+    pod_access=PodAccess(key_file=Path("/keys/pod")),
+    redis_url=RedisAccess(url="rediss://me:s3cret@redis:6379/2", password_file=None, ca_file=Path("/tls/ca.pem")),
+)
+
+
+def round_trip(settings: PickerSettings) -> ShownSettings:
+    """Return what the admin page of these settings says."""
+    return msgspec.json.decode(msgspec.json.encode(shown_settings(settings)), type=ShownSettings)
+
+
+def test_no_password_is_shown_but_that_there_is_one() -> None:
+    shown = round_trip(SETTINGS)
+    assert "s3cret" not in repr(shown)
+    assert (shown.redis, shown.redis_has_password) == ("rediss://redis:6379/2", True)
+    assert shown.redis_options == {"redis_ca_file": "/tls/ca.pem"}
+
+
+def test_the_settings_are_taken_over() -> None:
+    settings = replace(SETTINGS, redis_url=RedisAccess(url="rediss://redis:6379/2", ca_file=Path("/tls/ca.pem")))
+    taken = taken_over(round_trip(settings), PickerSettings(), given=())
+    assert taken == settings
+
+
+def test_models_are_taken_over() -> None:
+    models = {"served": [{"name": "qwen", "tokens": "text"}]}
+    settings = replace(SETTINGS, policy_fields={"models": models})
+    taken = taken_over(round_trip(settings), PickerSettings(), given=())
+    assert taken.models == read_models(msgspec.json.encode(models).decode())
+
+
+@pytest.mark.parametrize(
+    ("flag", "kept"),
+    [
+        ("hash_seed", "hash_seed"),
+        ("endpoints", "endpoints"),
+        ("redis", "redis_url"),
+        ("tokenizer", "tokenizer_folder"),
+        ("steering", "steering"),
+        ("index_timeout_ms", "index_timeout_seconds"),
+        ("pod_key_file", "pod_access"),
+        ("namespaces", "namespaces"),
+    ],
+)
+def test_what_is_given_stays(flag: str, kept: str) -> None:
+    own = PickerSettings()
+    taken = taken_over(round_trip(SETTINGS), own, given={flag})
+    assert getattr(taken, kept) == getattr(own, kept)
+    assert taken != taken_over(round_trip(SETTINGS), own, given=())
+
+
+def test_files_that_are_elsewhere_can_be_left_out() -> None:
+    shown = round_trip(SETTINGS)
+    files = dict(files_of(shown))
+    assert files == {"tokenizer": "/models/qwen", "pod_key_file": "/keys/pod", "redis_ca_file": "/tls/ca.pem"}
+    assert dict(files_of(without(shown, files.keys()))) == {}
