@@ -19,8 +19,8 @@ README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 def commands() -> Iterator[list[str]]:
     """Return the calls of `kvmesh load` and `explain` in the pages' blocks of code, without what stands before."""
     for text in (GUIDE, DEMO, README):
-        for block in re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-            for line in block.splitlines():
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            for line in block.splitlines() if not language else ():
                 words = shlex.split(line, comments=True)
                 if len(words) > 1 and words[0].endswith("kvmesh") and words[1] in ("load", "explain"):
                     yield words[1:]

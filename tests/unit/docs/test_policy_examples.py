@@ -17,6 +17,7 @@ OTHERS = (
     "externalRules:",
     "externalMetrics:",
     "event_sources:",
+    "http_filters:",
 )
 # page -> what the command warns of there, and the page says itself
 WARNED = {

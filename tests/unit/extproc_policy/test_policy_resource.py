@@ -101,7 +101,7 @@ def test_what_is_printed_comes_to_the_same_as_all_that_it_was_merged_of(
 def test_the_command_prints_what_can_be_applied(tmp_path: Path) -> None:
     text = yaml.safe_dump_all([POOL, POD, MESH, OWN])
     (tmp_path / "all.yaml").write_text(text, encoding="utf-8")
-    arguments = ["policy", "explain", "a/llama", "--resource", "--folder", str(tmp_path)]
+    arguments = ["policy", "explain", "a/llama", "--resource", "--policies", str(tmp_path)]
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0
     (document,) = yaml.safe_load_all(shown.output)
