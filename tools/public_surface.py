@@ -4,6 +4,7 @@
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -18,6 +19,7 @@ from tools.docs_site import DOCS
 from tools.reference import commands
 
 YAML = re.compile(r"^( *)```yaml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+BY_NAME = {"weights", "tiers", "token_sources", "token_states"}  # their keys are names of scorers, tiers and models
 Surface = dict[str, Any]
 
 
@@ -48,6 +50,19 @@ def _flags(path: str, command: Any) -> set[str]:
 def settings() -> list[str]:
     """Return the keys of the YAML file; in capitals behind KVMESH_ they are the environment's variables."""
     return sorted(build().context_settings["obj"].all() - {"help"})
+
+
+def fields(value: Any, path: str = "") -> Iterator[str]:
+    """Return the path of every field of a JSON document, items of lists with []."""
+    if isinstance(value, list):
+        for item in value:
+            yield from fields(item, f"{path}[]")
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            where = f"{path}.{name}" if path else name
+            yield where
+            if name not in BY_NAME:
+                yield from fields(inner, where)
 
 
 def alerts() -> list[str]:

@@ -1,8 +1,8 @@
 """Records what this version promises, for the tests of later ones: `python -m tools.record_version [FOLDER]`.
 
 It writes tests/data/versions/<version>: the public surface; the definition of the custom resource, with policies that
-the pages show; and what a real Redis holds after requests through a real mesh, with what `kvmesh index lookup` finds in
-it. Run it at a release, before the tag.
+the pages show; and, of a real mesh after some requests, what Redis holds, what `kvmesh index lookup` finds in it, and
+the fields of the admin pages. Run it at a release, before the tag.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from kvmesh.redis.keys import PREFIX
 from tests.e2e.stack import Stack, eventually, running_stack
 from tests.integration.kv_redis import RedisServer
 from tools.docs_site import REPOSITORY
-from tools.public_surface import definition, shown_policies, surface
+from tools.public_surface import definition, fields, shown_policies, surface
 
 VERSIONS = REPOSITORY / "tests" / "data" / "versions"
 PROMPTS = [" ".join(f"word{word} of story {story}" for word in range(60)) for story in range(3)]
@@ -33,8 +33,8 @@ PLACES = ("POD-A:1", "POD-B:1")  # stand for the pods' addresses, which are free
 Content = dict[str, Any]
 
 
-async def recorded_redis(folder: Path) -> Content:
-    """Send requests through a mesh and return what its Redis holds, and what a lookup finds in it."""
+async def recorded_mesh(folder: Path) -> tuple[Content, Content]:
+    """Send requests through a mesh; return what Redis holds and a lookup finds there, and the fields of the pages."""
     (folder / "redis").mkdir()
     server = RedisServer(folder / "redis")
     server.start()
@@ -46,11 +46,20 @@ async def recorded_redis(folder: Path) -> Content:
             await held_by_both(stack)
             found = [await asyncio.to_thread(lookup, server.url, prompt, folder) for prompt in PROMPTS]
             now = int(time.time() * 1000)
-            return placed(
-                {"at_ms": now, "prefix": PREFIX.decode(), "keys": dump(server.client()), "lookups": found}, stack
-            )
+            content = {"at_ms": now, "prefix": PREFIX.decode(), "keys": dump(server.client()), "lookups": found}
+            return placed(content, stack), await pages(stack)
     finally:
         server.kill()
+
+
+async def pages(stack: Stack) -> Content:
+    """Return the fields of the admin pages that others read, as they are after some requests."""
+    addresses = {"state": f"{stack.ready['admin']}/state", "sources": f"{stack.ready['indexer_admin']}/sources"}
+    found = {}
+    for name, address in addresses.items():
+        async with stack.http.get(address) as response:
+            found[name] = sorted(set(fields(await response.json())))
+    return found
 
 
 async def held_by_both(stack: Stack) -> None:
@@ -117,8 +126,8 @@ def main(folder: Path) -> None:
     """Write the record."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        content = asyncio.run(recorded_redis(Path(scratch)))
-    for name, value in (("surface", surface()), ("redis", content)):
+        content, shown = asyncio.run(recorded_mesh(Path(scratch)))
+    for name, value in (("surface", surface()), ("redis", content), ("pages", shown)):
         text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=True)
         (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
     (folder / "definition.yaml").write_text(yaml.safe_dump(definition(), width=120), encoding="utf-8")

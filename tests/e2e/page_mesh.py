@@ -133,8 +133,16 @@ class Place:
         """End the servers as their supervisor would; each must go by itself."""
         for process in self.servers.values():
             process.send_signal(signal.SIGTERM)
-        codes = {log: process.wait(END_SECONDS) for log, process in self.servers.items()}
+        codes = {log: _end_of(process) for log, process in self.servers.items()}
         assert set(codes.values()) <= {0, -signal.SIGTERM}, codes
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait(END_SECONDS)
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -21,7 +21,7 @@ from kvmesh.redis.keys import PREFIX
 from tests.e2e.stack import eventually, free_port_range, running_stack
 from tests.integration.kv_redis import RedisServer
 from tools.docs_site import REPOSITORY
-from tools.record_version import PLACES, PROMPTS, lookup
+from tools.record_version import PLACES, PROMPTS, lookup, pages
 
 RECORDED = sorted(path for path in (REPOSITORY / "tests" / "data" / "versions").iterdir() if path.is_dir())
 HELD_MS = 60_000
@@ -112,6 +112,11 @@ async def test_a_mesh_on_it_serves_and_its_index_becomes_true(version: Path, tmp
             assert [each["endpoint"] for each in explained["candidates"] if each["indexed_tokens"]] == [answer.upstream]
             assert (await stack.complete(PROMPTS[0])).upstream == answer.upstream
             await eventually(lambda: asyncio.to_thread(differences, server.url), lambda found: found == "")
+            shown = json.loads((version / "pages.json").read_text(encoding="utf-8"))
+            now = await pages(stack)
+            assert {page: sorted(set(fields) - set(now[page])) for page, fields in shown.items()} == {
+                page: [] for page in shown
+            }
         if record["prefix"] != PREFIX.decode():
             assert all(server.client().exists(key.encode("latin-1")) for key in record["keys"])  # not ours to delete
 
