@@ -16,7 +16,7 @@ from tests.unit.extproc_policy.mesh_documents import Mesh, inference_pool, pod
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "guides" / "policy-authoring.md").read_text(encoding="utf-8")
 PRECEDENCE = (DOCS / "reference" / "policy-precedence.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```(?:text)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_the_merged_policy_is_printed_as_the_page_shows_it() -> None:
