@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvmesh.options import takes_settings
+from kvmesh.output.forms import Output, OutputForm, people_console, print_data
 from kvmesh.pods.pod_access import PodAccess
 
 if TYPE_CHECKING:
@@ -31,13 +32,6 @@ class LoadKind(StrEnum):
     QUESTIONS = "questions"
     BURST = "burst"
     TRACE = "trace"
-
-
-class Output(StrEnum):
-    """How the result is written."""
-
-    TABLE = "table"
-    JSON = "json"
 
 
 @app.callback()
@@ -116,7 +110,7 @@ def load(
     request_timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="An answer that is not whole by then has failed.")
     ] = "60s",
-    output: Annotated[Output, typer.Option("--output", "-o", help="How the result is written.")] = Output.TABLE,
+    output: Output = OutputForm.TABLE,
 ) -> None:
     """Ask a server at a rate, however it answers, and show latency, hits and failures; beside round robin, if asked.
 
@@ -198,14 +192,10 @@ async def _play(load: "Load", arms: "Sequence[Arm]", *, request_seconds: float) 
     return {"model": arms[0].target.model, "interrupted": stop.is_set(), "arms": summaries}
 
 
-def _show(report: "LoadReport", output: Output) -> None:
-    import msgspec
-    from rich.console import Console
-
+def _show(report: "LoadReport", output: OutputForm) -> None:
     from extproc.load.report import shown
 
-    if output is Output.JSON:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
-        return
-    console = Console(highlight=False)
-    console.print(shown(report), soft_wrap=not console.is_terminal)
+    if output is OutputForm.TABLE:
+        people_console().print(shown(report))
+    else:
+        print_data(report, output)
