@@ -17,7 +17,6 @@ KVMESH = str(Path(sys.executable).with_name("kvmesh"))
 DEADLINE_SECONDS = 60.0
 FAILED, CLOSED_PIPE = 1, 141
 ALONE = (
-    "nothing",
     "version",
     "--version",
     "--help",
