@@ -56,7 +56,8 @@ SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP
 def main() -> None:
     """Run `kvmesh`; the exit code is 0, 1 for a failure with its one line, or 2 for wrong usage."""
     tell_crashes_so()
-    if sys.argv[1:2] and sys.argv[1] not in SERVERS:
+    prints = not SERVERS.intersection(sys.argv[1:2])
+    if prints:
         guard_standard_output("kvmesh")
     try:
         with collector_at_rest():
@@ -66,7 +67,7 @@ def main() -> None:
         print(f"kvmesh: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2 if isinstance(error, ConfigError | SettingError) else 1)
     finally:
-        if sys.stdout is not None:
+        if prints and sys.stdout is not None:
             sys.stdout.flush()
 
 

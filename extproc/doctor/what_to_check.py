@@ -46,9 +46,9 @@ async def find_what_to_check(settings: DoctorSettings, *, given: Collection[str]
         if isinstance(answer, ShownSettings):
             mesh = next((facts for facts in meshes if facts["admin"] == url), None)
             return _of_picker(url, answer, settings, mesh=mesh, given=given)
-        tried.append(answer)
-    if named:
-        raise ConfigError(f"{tried[0]}; {ADVICE}")
+        if answer.is_there or named:
+            raise ConfigError(f"{answer.words}; {ADVICE}" if not answer.is_there else answer.words)
+        tried.append(answer.words)
     if (cluster := _kubeconfig()) is not None:
         picker = replace(settings.picker, kubernetes=True)
         words = [*tried, f"checking the cluster of {cluster}, as with --kubernetes"]
@@ -86,7 +86,15 @@ def _of_picker(
     return WhatToCheck(settings=found, words=[printable(line) for line in words])
 
 
-async def _ask(url: str, *, login: AdminLogin, timeout_seconds: float) -> ShownSettings | str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoSettings:
+    """Why there are none."""
+
+    words: str
+    is_there: bool = False  # a picker is, and does not let this client in
+
+
+async def _ask(url: str, *, login: AdminLogin, timeout_seconds: float) -> ShownSettings | NoSettings:
     """Return a picker's settings, or why there are none."""
     page = f"{url.rstrip('/')}/v1/settings"
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
@@ -100,17 +108,18 @@ async def _ask(url: str, *, login: AdminLogin, timeout_seconds: float) -> ShownS
             if response.status != 200:
                 closed = response.status in (401, 403)
                 why = "give --token-file, or --cert" if closed else "it is no picker, or an older one"
-                return f"{url} answered {response.status} to GET /v1/settings: {why}"
+                words = f"{url} answered {response.status} to GET /v1/settings: {why}"
+                return NoSettings(words=words, is_there=closed)
             return msgspec.json.decode(content, type=ShownSettings)
     except aiohttp.InvalidURL:
-        return f"--picker {url!r} is not a URL like {DEFAULT_PICKER}"
+        return NoSettings(words=f"--picker {url!r} is not a URL like {DEFAULT_PICKER}")
     except SettingError as error:
-        return str(error)
+        return NoSettings(words=str(error), is_there=True)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return f"{url} is not a picker's admin page: its answer has no settings"
+        return NoSettings(words=f"{url} is not a picker's admin page: its answer has no settings")
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         words = getattr(getattr(error, "os_error", None), "strerror", None) or str(error) or "timed out"
-        return f"no picker answers at {url} ({cut_end(printable(words), limit=SEEN_LIMIT)})"
+        return NoSettings(words=f"no picker answers at {url} ({cut_end(printable(words), limit=SEEN_LIMIT)})")
 
 
 def _kubeconfig() -> str | None:

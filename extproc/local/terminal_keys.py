@@ -4,6 +4,7 @@ import asyncio
 import codecs
 import os
 import re
+import signal
 import sys
 import termios
 import tty
@@ -32,6 +33,7 @@ def single_keys() -> Iterator[None]:
     try:
         yield
     finally:
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may be in the background by now
         termios.tcsetattr(descriptor, termios.TCSANOW, before)  # not TCSADRAIN: output may never be read
 
 

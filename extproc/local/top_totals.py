@@ -12,6 +12,7 @@ from extproc.pages.picker_state import EndpointState, MeasuredState, PickerState
 
 WINDOW_SECONDS = 60.0
 QUANTILES = (0.5, 0.95, 0.99)
+GAP = "   "
 
 
 class Seen:
@@ -49,14 +50,19 @@ def totals_of(endpoints: Sequence[EndpointState]) -> EndpointState:
 
 
 def lines(state: PickerState, earlier: PickerState | None, *, width: int) -> list[str]:
-    """Return what is below the pods: requests a second, the hit rate of prompts, and TTFT; in one line if it fits."""
+    """Return what is below the pods: requests a second, the hit rate of prompts, and TTFT; as many in a line as fit."""
     parts = []
     if earlier is not None and state.now > earlier.now:
         rate = (_picks(state) - _picks(earlier)) / (state.now - earlier.now)
         parts.append(f"{max(rate, 0.0):.1f} requests/s")
     parts += [part for part in (_hit_rate(state), _ttft(state.ttft, earlier)) if part]
-    line = "   ".join(parts)
-    return [line] if line and len(line) <= width else parts
+    packed: list[str] = []
+    for part in parts:
+        if packed and len(packed[-1]) + len(GAP) + len(part) <= width:
+            packed[-1] += GAP + part
+        else:
+            packed.append(part)
+    return packed
 
 
 def _hit_rate(state: PickerState) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from extproc.errors import ConfigError
 from extproc.policy.values import Steering
 from extproc.settings.config import PickerSettings, read_models
 from kvmesh.pods.pod_access import PodAccess
@@ -34,7 +35,10 @@ FILES: Mapping[str, str] = {
 class ShownSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /v1/settings`."""
 
-    endpoints: Sequence[str] = ()
+    endpoints: Sequence[str]
+    hash_seed: str
+    steering: str
+    redis: str  # without user and password
     kubernetes: bool = False
     policies: str | None = None
     root_namespace: str = ""
@@ -43,11 +47,8 @@ class ShownSettings(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None
     tokenizers: str | None = None
     models: Mapping[str, Any] | None = None
-    hash_seed: str = ""
-    steering: str = ""
     grpc_port: int = 0
     index_timeout_ms: float = 0.0
-    redis: str = ""  # without user and password
     redis_has_password: bool = False  # in its address, which is not shown
     redis_options: Mapping[str, str] = {}  # beside the address, by their flags
     pod_key_file: str | None = None
@@ -84,7 +85,7 @@ def taken_over(shown: ShownSettings, settings: PickerSettings, *, given: Collect
     if "models" not in given and shown.models:
         values["models"] = read_models(msgspec.json.encode(shown.models).decode())
     if "steering" not in given:
-        values["steering"] = Steering(shown.steering)
+        values["steering"] = _steering(shown.steering)
     if "index_timeout_ms" not in given:
         values["index_timeout_seconds"] = shown.index_timeout_ms / 1000
     if "redis" not in given:
@@ -109,6 +110,13 @@ def without(shown: ShownSettings, flags: Collection[str]) -> ShownSettings:
     kept = {flag: text for flag, text in shown.redis_options.items() if flag not in flags}
     gone = {flag: None for flag in flags if flag in (*FILES, "pod_key_file")}
     return msgspec.structs.replace(shown, redis_options=kept, **gone)
+
+
+def _steering(name: str) -> Steering:
+    try:
+        return Steering(name)
+    except ValueError:
+        raise ConfigError(f"the picker steers by {name!r}, which this version does not know: give --steering") from None
 
 
 def _access(shown: ShownSettings) -> RedisAccess:

@@ -77,3 +77,17 @@ def test_what_answers_and_is_no_picker_is_said(tmp_path: Path) -> None:
         asked = doctor(tmp_path, "--picker", f"http://{HOST}:{ports['--indexer-admin-port']}")
     assert asked.returncode == 2
     assert "answered 404 to GET /v1/settings: it is no picker, or an older one" in asked.stderr
+
+
+def test_a_mesh_that_wants_a_token_is_not_passed_over(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123\n")
+    with started(tmp_path, "--admin-token-file", str(token)) as (process, ready, _):
+        until(lambda: ready.exists() or process.poll() is not None, "the mesh is up")
+        (tmp_path / "config").write_text(KUBECONFIG)
+        closed = doctor(tmp_path, KUBECONFIG=str(tmp_path / "config"))
+        opened = doctor(tmp_path, "--token-file", str(token), "--no-trial", "-o", "json")
+    assert closed.returncode == 2
+    assert "answered 401 to GET /v1/settings: give --token-file, or --cert" in closed.stderr
+    assert "of `kvmesh up`" in opened.stderr
+    assert json.loads(opened.stdout)

@@ -253,7 +253,10 @@ async def test_one_too_many_is_told_to_come_again_and_may_when_another_has_left(
 @pytest.mark.parametrize("path", ["/v1/live?pool=llm/none", "/v1/prefixes?pool=llm/none"])
 async def test_an_unknown_pool_is_a_clear_404(redis_server: RedisServer, path: str) -> None:
     async with live_picker(redis_server.url) as picker:
-        assert await picker.get(path) == (404, {"error": "the pool 'llm/none' is not known here"})
+        words = (
+            "the pool 'llm/none' is not known here; this picker has one pool, which has no name: that of --endpoints"
+        )
+        assert await picker.get(path) == (404, {"error": words})
 
 
 @pytest.mark.parametrize("limit", ["0", "501", "x", "-1", "", "9" * 40])

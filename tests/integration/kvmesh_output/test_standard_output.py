@@ -16,7 +16,18 @@ from tests.integration.live_picker import live_picker
 KVMESH = str(Path(sys.executable).with_name("kvmesh"))
 DEADLINE_SECONDS = 60.0
 FAILED, CLOSED_PIPE = 1, 141
-ALONE = ("version", "--version", "--help", "install", "models", "audit", "check", "policy", "trace", "doctor")
+ALONE = (
+    "version",
+    "--version",
+    "--help",
+    "install",
+    "models",
+    "audit",
+    "check",
+    "policy",
+    "trace",
+    "doctor",
+)
 WITH_REDIS = ("sources", "size", "verify", "lookup", "read")
 WITH_PICKER = ("explain", "top", "top-once", "top-json", "plan")
 POOL = ("--pool", "llm/a", "--gateway", "llm/g", "--hostname", "a.example")

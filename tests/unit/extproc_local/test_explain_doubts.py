@@ -13,7 +13,7 @@ POD = EndpointState(address="10.0.0.1:8000", state="ready", models=["qwen"], ada
 THERE = PickerState(now=1.0, endpoints=[POD], classes=[ClassState(name="critical"), ClassState(name="standard")])
 
 
-def said(request: RequestState | None = REQUEST, there: PickerState = THERE, **asked: str) -> list[tuple[str, int]]:
+def said(request: RequestState | None = REQUEST, there: PickerState = THERE, **asked: Any) -> list[tuple[str, int]]:
     """Return the words and exit codes."""
     given: dict[str, Any] = {"objective": None, "path": None, "host": None} | asked
     answer = DecisionState(endpoint="10.0.0.1:8000", request=request)
@@ -37,7 +37,7 @@ def test_a_plain_question_has_none() -> None:
         (replace(REQUEST, adapter="nope"), {}, "no pod serves the model 'nope'", 1),
     ],
 )
-def test_it_is_said(request_: RequestState, asked: dict[str, str], words: str, code: int) -> None:
+def test_it_is_said(request_: RequestState, asked: dict[str, Any], words: str, code: int) -> None:
     ((text, exit_code),) = said(request_, **asked)
     assert (words in text, exit_code) == (True, code)
 

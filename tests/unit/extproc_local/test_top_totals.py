@@ -64,3 +64,11 @@ def test_answers_older_than_a_minute_are_let_go_and_those_of_another_picker() ->
     assert later is not None
     assert later.now == 30.0
     assert seen.before(state(now=62.0, picks=1)) is None  # it began anew
+
+
+def test_a_narrow_terminal_gets_as_many_lines_as_it_takes() -> None:
+    now = state(now=20.0, picks=125, counts=(50.0, 0.0, 8.0, 0.0), decisions=4)
+    assert said(now, state(now=10.0, picks=100, counts=(50.0, 0.0, 0.0, 0.0)), width=80) == [
+        "2.5 requests/s   hit rate 75% of the last 4 prompts",
+        "TTFT p50 ≤ 1 s, p95 ≤ 1 s, p99 ≤ 1 s in the last minute",
+    ]

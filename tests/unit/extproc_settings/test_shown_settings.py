@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from extproc.errors import ConfigError
 from extproc.policy.values import Steering
 from extproc.settings.config import PickerSettings, read_models
 from extproc.settings.shown_settings import ShownSettings, files_of, shown_settings, taken_over, without
@@ -69,6 +70,18 @@ def test_what_is_given_stays(flag: str, kept: str) -> None:
     taken = taken_over(round_trip(SETTINGS), own, given={flag})
     assert getattr(taken, kept) == getattr(own, kept)
     assert taken != taken_over(round_trip(SETTINGS), own, given=())
+
+
+def test_what_a_newer_picker_says_is_refused_in_words() -> None:
+    shown = msgspec.structs.replace(round_trip(SETTINGS), steering="by-magic")
+    with pytest.raises(ConfigError, match="'by-magic', which this version does not know: give --steering"):
+        taken_over(shown, PickerSettings(), given=())
+    assert taken_over(shown, PickerSettings(), given={"steering"}).steering is PickerSettings().steering
+
+
+def test_another_programs_answer_is_no_settings() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b"{}", type=ShownSettings)
 
 
 def test_files_that_are_elsewhere_can_be_left_out() -> None:
