@@ -17,8 +17,7 @@ from extproc.choosing.choose import any_request
 from extproc.doctor.findings import Finding
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.pages.decision_state import admission_state, decision_state, record_id, with_candidates
-from extproc.pages.endpoint_state import endpoint_state, stopped
+from extproc.pages.decision_state import admission_state, decision_state, record_id, rounded, with_candidates
 from extproc.pages.history_state import HistoryEvent, history_state
 from extproc.pages.picker_state import (
     ClassesEvent,
@@ -37,6 +36,7 @@ from extproc.pages.picker_state import (
 )
 from extproc.pages.prefix_pages import PrefixWatch
 from extproc.pages.scale_state import scale_state
+from extproc.pages.stopped_pod import stopped
 from extproc.pick import explain
 from extproc.pods.endpoint import EndpointStatus, Role
 from extproc.policy.priority import PriorityClass
@@ -45,7 +45,8 @@ from extproc.pools.pool import Pool
 from extproc.prefixes.prefix_index import NO_INDEXER
 from extproc.records.request_events import DecisionRecord
 from extproc.slo.attainment import Attainment
-from kvmesh.blocks.source import IndexStatus, SourceStatus
+from kvmesh.blocks.cache_groups import is_of_group
+from kvmesh.blocks.source import WORST_FIRST, IndexStatus, SourceStatus
 
 SHOWN_DECISIONS = 50  # in the state
 MOST_PODS = 1000
@@ -276,7 +277,7 @@ class PoolPages:
             address, picks = status.address, books.picks.get(status.address, 0)
             error = errors.get(address)
             lines.append(
-                endpoint_state(
+                _endpoint(
                     status,
                     sources.get(address, ()),
                     bookings=bookings.get(address, 0),
@@ -311,6 +312,38 @@ def _trust(index: IndexStatus | str) -> tuple[str, str | None]:
     if isinstance(index, str):
         return "unavailable", index
     return ("ok", None) if index.indexer_alive else ("stale", NO_INDEXER)
+
+
+def _endpoint(status: EndpointStatus, sources: Sequence[SourceStatus], **known_here: Any) -> EndpointState:
+    """Return a pod with what it reports, what the index has of it and `known_here`: fields that only the picker has."""
+    load, models = status.load, status.models
+    tiers: dict[str, int] = {}
+    for source in sources:
+        if source.tier is not None:
+            tiers[source.tier] = tiers.get(source.tier, 0) + source.cached_blocks
+    # other cache groups of a hybrid model hold blocks of the same prompts
+    counted = [source for source in sources if not is_of_group(source.tier)] or sources
+    worst = min(sources, key=lambda source: WORST_FIRST.index(source.state), default=None)
+    return EndpointState(
+        address=status.address,
+        state=status.reachability.value,
+        cached_blocks=sum(source.cached_blocks for source in counted),
+        running=load.running_requests if load else None,
+        waiting=load.waiting_requests if load else None,
+        kv_usage=load.kv_usage if load else None,
+        hit_rate=load.prefix_hit_rate if load else None,
+        models=sorted(models.models) if models else None,
+        adapters=sorted(models.adapters) if models else None,
+        max_model_len=models.max_model_len if models else None,
+        prefill_tokens_per_second=rounded(status.trend.prefill_tokens_per_second),
+        inter_token_ms=rounded(status.trend.inter_token_seconds, times=1000.0),
+        tiers=tiers,
+        cached_tokens=sum(source.cached_blocks * (source.block_size or 0) for source in counted),
+        block_tokens=min((source.block_size for source in counted if source.block_size), default=None),
+        index_state=worst.state.value if worst is not None else None,
+        index_reason=worst.reason if worst is not None else "",
+        **known_here,
+    )
 
 
 def _finding(finding: Finding) -> FindingState:
