@@ -88,6 +88,11 @@ class PickerPages:
             return None
         return self._of(everything[name] if name else next(iter(everything.values())))
 
+    def pages_of(self, name: str) -> PoolPages | None:
+        """Return the pages of a pool by the name that its picker has."""
+        found = self._pools.pool(name)
+        return None if found is None else self._of(found)
+
     def named(self, name: str | None) -> PoolPages:
         """Return the pool named, or the only one. Raise UnknownPoolError, BadQueryError where there are several."""
         pages = self.chosen(name)
@@ -102,11 +107,6 @@ class PickerPages:
         names = sorted(self._pools.all)
         further = f" and {len(names) - NAMED_POOLS} more" if len(names) > NAMED_POOLS else ""
         return f"there are {', '.join(names[:NAMED_POOLS])}{further}" if names else "there is none yet"
-
-    def pages_of(self, name: str) -> PoolPages | None:
-        """Return the pages of a pool by the name that its picker has."""
-        found = self._pools.pool(name)
-        return None if found is None else self._of(found)
 
     def shown_name(self, pages: PoolPages) -> str:
         """Return the name that a pool is shown by, "" for that of `--endpoints`."""

@@ -17,9 +17,8 @@ from extproc.choosing.choose import any_request
 from extproc.doctor.findings import Finding
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.pages.decision_state import admission_state, decision_state, record_id, with_candidates
+from extproc.pages.decision_state import admission_state, decision_state, record_id, rounded, with_candidates
 from extproc.pages.decision_words import why
-from extproc.pages.endpoint_state import endpoint_state, stopped
 from extproc.pages.history_state import HistoryEvent, history_state
 from extproc.pages.picker_state import (
     ClassesEvent,
@@ -39,6 +38,7 @@ from extproc.pages.picker_state import (
 )
 from extproc.pages.prefix_pages import PrefixWatch
 from extproc.pages.scale_state import scale_state
+from extproc.pages.stopped_pod import stopped
 from extproc.pick import explain
 from extproc.pods.endpoint import EndpointStatus, Role
 from extproc.policy.priority import PriorityClass
@@ -47,7 +47,8 @@ from extproc.pools.pool import Pool
 from extproc.prefixes.prefix_index import NO_INDEXER
 from extproc.records.request_events import DecisionRecord
 from extproc.slo.attainment import Attainment
-from kvmesh.blocks.source import IndexStatus, SourceStatus
+from kvmesh.blocks.cache_groups import is_of_group
+from kvmesh.blocks.source import WORST_FIRST, IndexStatus, SourceStatus
 from kvmesh.metrics.registry import Histogram
 
 SHOWN_DECISIONS = 50  # in the state
@@ -293,7 +294,7 @@ class PoolPages:
             address, picks = status.address, books.picks.get(status.address, 0)
             error = errors.get(address)
             lines.append(
-                endpoint_state(
+                _endpoint(
                     status,
                     sources.get(address, ()),
                     bookings=bookings.get(address, 0),
@@ -337,6 +338,38 @@ def _added_up(histograms: Iterable[Histogram]) -> MeasuredState:
         return MeasuredState()
     return MeasuredState(
         bounds=series[0].bounds, counts=[sum(same) for same in zip(*(h.counts for h in series), strict=True)]
+    )
+
+
+def _endpoint(status: EndpointStatus, sources: Sequence[SourceStatus], **known_here: Any) -> EndpointState:
+    """Return a pod with what it reports, what the index has of it and `known_here`: fields that only the picker has."""
+    load, models = status.load, status.models
+    tiers: dict[str, int] = {}
+    for source in sources:
+        if source.tier is not None:
+            tiers[source.tier] = tiers.get(source.tier, 0) + source.cached_blocks
+    # other cache groups of a hybrid model hold blocks of the same prompts
+    counted = [source for source in sources if not is_of_group(source.tier)] or sources
+    worst = min(sources, key=lambda source: WORST_FIRST.index(source.state), default=None)
+    return EndpointState(
+        address=status.address,
+        state=status.reachability.value,
+        cached_blocks=sum(source.cached_blocks for source in counted),
+        running=load.running_requests if load else None,
+        waiting=load.waiting_requests if load else None,
+        kv_usage=load.kv_usage if load else None,
+        hit_rate=load.prefix_hit_rate if load else None,
+        models=sorted(models.models) if models else None,
+        adapters=sorted(models.adapters) if models else None,
+        max_model_len=models.max_model_len if models else None,
+        prefill_tokens_per_second=rounded(status.trend.prefill_tokens_per_second),
+        inter_token_ms=rounded(status.trend.inter_token_seconds, times=1000.0),
+        tiers=tiers,
+        cached_tokens=sum(source.cached_blocks * (source.block_size or 0) for source in counted),
+        block_tokens=min((source.block_size for source in counted if source.block_size), default=None),
+        index_state=worst.state.value if worst is not None else None,
+        index_reason=worst.reason if worst is not None else "",
+        **known_here,
     )
 
 

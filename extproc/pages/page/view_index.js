@@ -116,7 +116,7 @@ function drawReplicas(box, replicas) {
   const booked = Object.values(replicas.others_bookings ?? {}).reduce((sum, value) => sum + (typeof value === "number" ? value : 0), 0);
   box.replaceChildren(
     replicas.problem ? el("p", { class: "problem" }, chip("error", "bad"), ` ${replicas.problem}`) : "",
-    facts([["This picker", replicas.replica], ["Others heard of", exact(replicas.others)], ["Requests they have under way", exact(booked)]]),
+    facts([["This picker", replicas.replica], ["Others heard of", exact(replicas.others)], ["Their requests in flight", exact(booked)]]),
   );
 }
 

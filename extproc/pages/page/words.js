@@ -56,7 +56,7 @@ export const SCORERS = {
   "prefill-work": "prompt tokens to compute before and for this one",
   "decode-work": "tokens of open requests to read at each step",
   "queue-depth": "requests that wait there",
-  "active-requests": "requests under way there",
+  "active-requests": "requests in flight there",
   "kv-usage": "cache blocks in use",
   "cache-room": "room for this prompt without throwing others out",
   lora: "the adapter is loaded there",
