@@ -49,6 +49,8 @@ class Refused:
     error: Mapping[str, Any]
     retry_after: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)  # further ones
+    request_id: str | None = field(default=None, compare=False)  # each one's own
+    decision_id: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,5 +292,7 @@ def _refused(response: Any) -> Refused:
         content_type=headers.pop("content-type"),
         error=json.loads(response.body)["error"],
         retry_after=headers.pop("retry-after", None),
+        request_id=headers.pop("x-request-id", None),
+        decision_id=headers.pop("x-kvmesh-decision-id", None),
         headers=headers,
     )

@@ -70,6 +70,7 @@ async def three_requests(picker: Picker, *, envoy: Envoy = ENVOY) -> str:
         unknown = BODY.replace(BASE_MODEL.encode(), b"nobodys-model")
         found = await exchange.request(unknown, path=PATH, headers=HEADERS | {"x-request-id": "refused"})
         assert isinstance(found, Refused)
+        assert (found.request_id, len(found.decision_id or "")) == ("refused", 16)
     return pod
 
 
