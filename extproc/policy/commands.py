@@ -132,7 +132,7 @@ def check(
     found = check_sources(sources, root_namespace=root_namespace, now=datetime.now(UTC))
     if resource:
         typer.echo(check_resources(found), nl=False)
-    if json:
+    if json and not resource:
         _print_json([each.shown() for each in found])
     else:
         for line in check_lines(found):
