@@ -136,7 +136,7 @@ def check(
     found = check_sources(sources, root_namespace=root_namespace, now=datetime.now(UTC))
     if resource:
         typer.echo(check_resources(found), nl=False)
-    if form is not OutputForm.TABLE:
+    if form is not OutputForm.TABLE and not resource:
         print_data([each.shown() for each in found], form)
     else:
         for line in check_lines(found):
