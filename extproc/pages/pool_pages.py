@@ -17,7 +17,7 @@ from extproc.choosing.choose import any_request
 from extproc.doctor.findings import Finding
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.pages.decision_state import admission_state, decision_state, rounded, with_candidates
+from extproc.pages.decision_state import admission_state, decision_state, record_id, rounded, with_candidates
 from extproc.pages.picker_state import (
     ClassesEvent,
     ClassState,
@@ -211,7 +211,7 @@ class PoolPages:
         wanted = (
             each
             for each in self.pool.runtime.recent
-            if request_id in (None, each.facts.request_id) and decision_id in (None, each.id)
+            if request_id in (None, each.facts.request_id) and (decision_id is None or record_id(each) == decision_id)
         )
         return [decision_state(record, policy=self.policy) for record in islice(wanted, limit)]
 
