@@ -11,20 +11,13 @@ from typing import Annotated
 import typer
 
 from extproc.errors import ConfigError
+from kvmesh.output.forms import Output, OutputForm, people_console, print_data
 
-FILE_COLUMNS = 240  # of tables that go to no terminal
 LONGEST_LINE = 1 << 20
 
 app = typer.Typer()
 policy = typer.Typer(no_args_is_help=True, help="What InferencePolicies come to.")
 app.add_typer(policy, name="policy", help="What InferencePolicies come to.")
-
-
-class Output(StrEnum):
-    """How the answer is printed."""
-
-    TABLE = "table"
-    JSON = "json"
 
 
 class ClassesBy(StrEnum):
@@ -81,7 +74,7 @@ def simulate(
         Path | None,
         typer.Option(help="The pickers' own, so that quotas that name tenants find them among the log's hashes."),
     ] = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How it is printed.")] = Output.TABLE,
+    output: Output = OutputForm.TABLE,
 ) -> None:
     """Replay recorded traffic under a policy: who would have been served, refused, held back or degraded?
 
@@ -111,19 +104,12 @@ def simulate(
     )
     if sys.stderr.isatty():
         _tell("")
-    if output is Output.JSON:
-        import msgspec
-
-        typer.echo(msgspec.json.format(msgspec.json.encode(finding.shown())).decode())
+    if output is not OutputForm.TABLE:
+        print_data(finding.shown(), output)
         return
-    from rich.console import Console
-
     from extproc.replay_log.finding_view import render
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = FILE_COLUMNS
-    render(finding, console=console)
+    render(finding, console=people_console())
 
 
 def _tell(words: str) -> None:

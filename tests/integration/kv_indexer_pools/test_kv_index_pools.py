@@ -13,6 +13,7 @@ import pytest
 
 from kv_indexer.service import IndexerService
 from kv_indexer.watch.watch_index import WATCH_SECONDS
+from kvmesh.metrics.exposition import Form
 from tests.integration.kv_index import P
 from tests.integration.kv_pools import MODEL, PoolMesh, eventually, eventually_async
 from tests.integration.kv_redis import RedisServer
@@ -253,7 +254,7 @@ async def test_metrics_of_thousands_of_pods_are_written_beside_the_streams(
     async with mesh.indexer() as service:
         under_way, go_on = threading.Event(), threading.Event()
 
-        def render() -> bytes:
+        def render(_form: Form) -> bytes:
             under_way.set()
             return b"done" if go_on.wait(timeout=20.0) else b"the loop stood still"
 
