@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -110,12 +111,12 @@ class Place:
         await self._until(process, log, partial(is_ready, f"{address}{READY[program]}"))
         if program == "extproc":
             self.addresses |= {"http://127.0.0.1:9090": address, "https://picker:9090": address}
-            self.addresses["kvmesh explain"] = f"kvmesh explain --url {address}"
+            self.addresses["kvmesh explain"] = f"kvmesh explain --picker {address}"
         return "serves"
 
     def _needed(self, program: str, line: str) -> list[str]:
         pods, model = f"--endpoints {','.join(self.pods)}", "--model tiny"
-        tokenizer = f"--tokenizer {simulated_tokenizer()}"
+        tokenizer = f"--tokenizer {shlex.quote(str(simulated_tokenizer()))}"
         redis = [] if "--redis " in line else [f"--redis {self.addresses['redis://…']}"]
         return {"extproc": [pods, model, tokenizer, *redis], "indexer": [pods, model, *redis]}[program]
 
@@ -189,7 +190,7 @@ async def place_of(page: str, folder: Path, *, stack: Stack, pools: PoolsPicker)
     """Yield a place for a page's commands; afterwards nothing of it runs any more."""
     ready = stack.ready
     picker = pools.admin if page in WITH_POOLS else ready["admin"]
-    tiny = str(simulated_tokenizer())
+    tiny = shlex.quote(str(simulated_tokenizer()))
     addresses = {
         "http://127.0.0.1:9090": picker,
         "http://localhost:9090": picker,
@@ -206,10 +207,10 @@ async def place_of(page: str, folder: Path, *, stack: Stack, pools: PoolsPicker)
         "--model qwen": "--model tiny",
         "./MODEL-tokenizer": tiny,
         "--model MODEL": "--model tiny",
-        "kvmesh explain": f"kvmesh explain --url {picker}",
-        "kvmesh plan": f"kvmesh plan --url {picker}",
-        "kvmesh top": "kvmesh top --once" + ("" if page == "docs/guides/top.md" else f" --url {picker}"),
-        "bench/": f"{REPOSITORY}/bench/",
+        "kvmesh explain": f"kvmesh explain --picker {picker}",
+        "kvmesh plan": f"kvmesh plan --picker {picker}",
+        "kvmesh top": "kvmesh top --once" + ("" if page == "docs/guides/top.md" else f" --picker {picker}"),
+        "bench/": shlex.quote(f"{REPOSITORY}/bench/"),
     }
     put_files(page, folder, pools.documents)
     place = Place(folder=folder, pods=ready["endpoints"], addresses=addresses)
