@@ -20,6 +20,7 @@ TRACE_BLOCK_TOKENS = 512
 LEAST_TEXT_TOKENS = 4
 USUAL_ANSWER_TOKENS = 32  # of a body that names no `max_tokens`
 MOST_TOKENS = 10_000_000  # of one request; more is nonsense
+MOST_SECONDS = 1e12  # as unix times have them
 
 
 class TraceRow(msgspec.Struct, frozen=True):
@@ -63,6 +64,8 @@ def read_requests(lines: Iterable[bytes], *, where: str) -> list[TraceRow] | lis
                 rows.append(_row(given))
             else:
                 bodies.append(_body(given))
+        except RecursionError:
+            raise ConfigError(f"{where}:{number}: it is nested too deep") from None
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise ConfigError(f"{where}:{number}: {error}") from error
         if rows and bodies:
@@ -87,9 +90,10 @@ def _row(given: Mapping[str, Any]) -> TraceRow:
 
 def _body(given: Mapping[str, Any]) -> RecordedBody:
     at = given.get("at")
-    if at is not None and (isinstance(at, bool) or not isinstance(at, int | float) or not isfinite(at) or at < 0):
+    if at is not None and (isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= MOST_SECONDS):
         raise ValueError("at must be seconds from 0 on")
-    if not _is_chat(given) and not isinstance(given.get("prompt"), str):
+    # what has both is sent as a chat
+    if not _is_chat(given) and ("messages" in given or not isinstance(given.get("prompt"), str)):
         raise ValueError("needs messages (at least one, with text as content) or a prompt that is a text")
     return RecordedBody(at=at, body={name: value for name, value in given.items() if name != "at"})
 
