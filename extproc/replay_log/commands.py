@@ -121,10 +121,12 @@ def _stay_silent(_: str) -> None: ...
 
 
 def _named(policy_file: Path, beside: Path | None) -> list[tuple[str, Path]]:
-    """Return the policies by the names under which they are shown: those of their files."""
+    """Return the policies by the names under which they are shown: those of their files, if these tell them apart."""
+    from extproc.replay_log.question import RECORDED
+
     if beside is None:
-        return [(policy_file.stem, policy_file)]
-    if beside.stem == policy_file.stem:
+        return [(str(policy_file) if policy_file.stem == RECORDED else policy_file.stem, policy_file)]
+    if beside.stem == policy_file.stem or RECORDED in (beside.stem, policy_file.stem):
         return [(str(beside), beside), (str(policy_file), policy_file)]
     return [(beside.stem, beside), (policy_file.stem, policy_file)]
 

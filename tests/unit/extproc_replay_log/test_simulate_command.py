@@ -59,6 +59,15 @@ def test_recorded_and_simulated_stand_side_by_side(tmp_path: Path) -> None:
     assert found["notes"] == []
 
 
+def test_a_policy_called_recorded_is_not_taken_for_what_was(tmp_path: Path) -> None:
+    paths = files(tmp_path, alone(40), recorded=LIMITED, now={})
+    found = answered("--policy", paths["recorded"], "--trace", paths["log"])
+    assert [each["run"] for each in found["runs"]] == ["recorded", paths["recorded"]]
+    assert sums(found, "recorded")["served"] == 40
+    found = answered("--policy", paths["now"], "--beside", paths["recorded"], "--trace", paths["log"])
+    assert [each["run"] for each in found["runs"]] == ["recorded", paths["recorded"], paths["now"]]
+
+
 def test_a_log_may_come_through_a_pipe(tmp_path: Path) -> None:
     paths = files(tmp_path, alone(40), new={})
     arguments = ["simulate", "--policy", paths["new"], "--trace", "-", "-o", "json"]
