@@ -57,15 +57,11 @@ def read_requests(lines: Iterable[bytes], *, where: str) -> list[TraceRow] | lis
         if not line.strip():
             continue
         try:
-            given = msgspec.json.decode(line)
-            if not isinstance(given, dict):
-                raise TypeError("an object is needed, with timestamp and hash_ids, or with messages or prompt")
+            given = _object(line)
             if "timestamp" in given:
                 rows.append(_row(given))
             else:
                 bodies.append(_body(given))
-        except RecursionError:
-            raise ConfigError(f"{where}:{number}: it is nested too deep") from None
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise ConfigError(f"{where}:{number}: {error}") from error
         if rows and bodies:
@@ -77,6 +73,16 @@ def read_requests(lines: Iterable[bytes], *, where: str) -> list[TraceRow] | lis
     if len({body.at is None for body in bodies}) > 1:
         raise ConfigError(f"{where}: some lines have `at` and some have not: all need it, or none")
     return sorted(bodies, key=lambda body: body.at or 0.0)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        given = msgspec.json.decode(line)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(given, dict):
+        raise TypeError("an object is needed, with timestamp and hash_ids, or with messages or prompt")
+    return given
 
 
 def _row(given: Mapping[str, Any]) -> TraceRow:
