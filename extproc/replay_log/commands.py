@@ -81,14 +81,19 @@ def simulate(
     The picker's own admission, queue, shedding, degradation, quotas and model rules decide, in virtual time; the pods
     are simulated, with the step times that the log shows. What the simulation does not know is in docs/limits.md.
     """
+    from extproc.pools.pool_hosts import only_pool
     from extproc.replay_log.policy_file import read_policy, tenant_names
     from extproc.replay_log.question import Candidate, answer, read_pod
     from extproc.replay_log.read_log import read_log
 
+    try:
+        chosen = only_pool([pool]) if pool else pool  # "": the one of --endpoints, which has no name
+    except ValueError as error:
+        raise ConfigError(f"--pool: {error}") from error
     candidates = [Candidate(name, *read_policy(path)) for name, path in _named(policy_file, beside)]
     log = read_log(
         chain.from_iterable(map(_lines, trace)),
-        pool=pool,
+        pool=chosen,
         where=", ".join(map(str, trace)),
         after=after.replace(tzinfo=UTC).timestamp() if after is not None else float("-inf"),
         before=before.replace(tzinfo=UTC).timestamp() if before is not None else float("inf"),

@@ -59,6 +59,14 @@ def test_recorded_and_simulated_stand_side_by_side(tmp_path: Path) -> None:
     assert found["notes"] == []
 
 
+def test_a_pool_may_have_the_ports_that_install_takes(tmp_path: Path) -> None:
+    paths = files(tmp_path, [line(at, pool="llm/chat") for at in range(5)] + [line(9.0, pool="llm/code")], new={})
+    asked = ("--policy", paths["new"], "--trace", paths["log"], "--pool")
+    assert answered(*asked, "llm/chat:8000")["requests"] == 5
+    with pytest.raises(ConfigError, match="--pool: 'chat' is not NAMESPACE/NAME"):
+        run(*asked, "chat")
+
+
 def test_a_policy_called_recorded_is_not_taken_for_what_was(tmp_path: Path) -> None:
     paths = files(tmp_path, alone(40), recorded=LIMITED, now={})
     found = answered("--policy", paths["recorded"], "--trace", paths["log"])
