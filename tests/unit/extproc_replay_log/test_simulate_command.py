@@ -59,6 +59,11 @@ def test_recorded_and_simulated_stand_side_by_side(tmp_path: Path) -> None:
     assert found["notes"] == []
 
 
+def test_a_policy_file_without_an_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"/dev/zero.* at most 4194304 are read"):
+        read_policy(Path("/dev/zero"))
+
+
 def test_a_pool_may_have_the_ports_that_install_takes(tmp_path: Path) -> None:
     paths = files(tmp_path, [line(at, pool="llm/chat") for at in range(5)] + [line(9.0, pool="llm/code")], new={})
     asked = ("--policy", paths["new"], "--trace", paths["log"], "--pool")
