@@ -31,6 +31,7 @@ A setting comes from its flag, else from the environment (KVMESH_<FLAG>), else f
 keys are the flags' names in one flat namespace shared by all commands."""
 
 ENVIRONMENT_PREFIX = "KVMESH_"
+INTERRUPTED = 130  # as a shell has it for SIGINT
 # command -> its module, as in its entry point, where a mesh waits for the process after a crash: to look for all
 # packages and load their commands would take as long again
 ROLES = {"extproc": "extproc.local.commands", "indexer": "kv_indexer.cli"}
@@ -66,6 +67,8 @@ def main() -> None:
     except (KvmeshError, KvIndexerError) as error:
         print(f"kvmesh: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2 if isinstance(error, ConfigError | SettingError) else 1)
+    except KeyboardInterrupt:  # while it was being put together: later each command handles it
+        sys.exit(INTERRUPTED)
     finally:
         if prints and sys.stdout is not None:
             sys.stdout.flush()

@@ -124,7 +124,7 @@ async def _model_at(http: aiohttp.ClientSession, url: str, target: Target) -> st
         return target.model
     try:
         return msgspec.json.decode(content, type=_Models).data[0].id
-    except (msgspec.MsgspecError, IndexError):
+    except (msgspec.MsgspecError, ValueError, RecursionError, IndexError):
         words = printable(content[:SHOWN_BYTES].decode(errors="replace"))[:100]
         raise KvmeshError(f"{page} names no model (status {status}: {words}); give --model") from None
 

@@ -99,7 +99,7 @@ class StreamedAnswer:
             return
         try:
             told = _EVENT.decode(data)
-        except (msgspec.MsgspecError, ValueError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             raise BadAnswerError(f"not an event: {event[:200].decode(errors='replace')}") from None
         if told.error is not None:
             raise BadAnswerError(told.error if isinstance(told.error, str) else told.error.message)
@@ -138,7 +138,7 @@ def _words(body: str) -> str:
     """The message of an error object, else the start of the body."""
     try:
         told = _EVENT.decode(body).error
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         told = None
     message = told.message if isinstance(told, _Problem) else told or body
     return f": {' '.join(message.split())[:160]}" if message.strip() else ""

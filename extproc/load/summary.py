@@ -6,6 +6,7 @@ from when a request should have been sent: what this client was late is part of 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import ceil
 
 import msgspec
 
@@ -86,9 +87,9 @@ def summarise(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile; NaN of nothing."""
+    """The nearest-rank percentile: the least value that so many do not exceed; NaN of nothing."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+    return ordered[max(ceil(share * len(ordered)) - 1, 0)] if ordered else float("nan")
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:

@@ -20,6 +20,7 @@ TRACE_BLOCK_TOKENS = 512
 LEAST_TEXT_TOKENS = 4
 USUAL_ANSWER_TOKENS = 32  # of a body that names no `max_tokens`
 MOST_TOKENS = 10_000_000  # of one request; more is nonsense
+MOST_SECONDS = 1e12  # as unix times have them
 
 
 class TraceRow(msgspec.Struct, frozen=True):
@@ -56,9 +57,7 @@ def read_requests(lines: Iterable[bytes], *, where: str) -> list[TraceRow] | lis
         if not line.strip():
             continue
         try:
-            given = msgspec.json.decode(line)
-            if not isinstance(given, dict):
-                raise TypeError("an object is needed, with timestamp and hash_ids, or with messages or prompt")
+            given = _object(line)
             if "timestamp" in given:
                 rows.append(_row(given))
             else:
@@ -76,6 +75,16 @@ def read_requests(lines: Iterable[bytes], *, where: str) -> list[TraceRow] | lis
     return sorted(bodies, key=lambda body: body.at or 0.0)
 
 
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        given = msgspec.json.decode(line)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(given, dict):
+        raise TypeError("an object is needed, with timestamp and hash_ids, or with messages or prompt")
+    return given
+
+
 def _row(given: Mapping[str, Any]) -> TraceRow:
     row = msgspec.convert(given, TraceRow)
     if not 0 < row.input_length <= MOST_TOKENS or not 0 <= row.output_length <= MOST_TOKENS or not row.hash_ids:
@@ -87,9 +96,10 @@ def _row(given: Mapping[str, Any]) -> TraceRow:
 
 def _body(given: Mapping[str, Any]) -> RecordedBody:
     at = given.get("at")
-    if at is not None and (isinstance(at, bool) or not isinstance(at, int | float) or not isfinite(at) or at < 0):
+    if at is not None and (isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= MOST_SECONDS):
         raise ValueError("at must be seconds from 0 on")
-    if not _is_chat(given) and not isinstance(given.get("prompt"), str):
+    # what has both is sent as a chat
+    if not _is_chat(given) and ("messages" in given or not isinstance(given.get("prompt"), str)):
         raise ValueError("needs messages (at least one, with text as content) or a prompt that is a text")
     return RecordedBody(at=at, body={name: value for name, value in given.items() if name != "at"})
 

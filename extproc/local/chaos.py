@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 
 from extproc.local.processes import Supervisor
 
@@ -17,4 +18,5 @@ async def kill_now_and_then(supervisor: Supervisor, names: Sequence[str], *, eve
         await asyncio.sleep(every_seconds * random.uniform(1 - VARIATION, 1 + VARIATION))  # noqa: S311
         running = supervisor.running
         if all(name in running for name in names):
-            os.kill(running[random.choice(names)], signal.SIGKILL)  # noqa: S311
+            with suppress(ProcessLookupError):  # somebody else has killed it just now
+                os.kill(running[random.choice(names)], signal.SIGKILL)  # noqa: S311

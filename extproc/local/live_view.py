@@ -1,7 +1,7 @@
 """The terminal view of `kvmesh up` and `kvmesh top`: pods and the last decisions, or plain lines without a terminal.
 
 It reads the picker's admin page and changes nothing. All that comes from clients or pods is shown as text, never as
-markup, and nothing that goes wrong here may end the mesh, but for a standard output that cannot be written any more.
+markup, and nothing that goes wrong here may end the mesh.
 """
 
 import asyncio

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+LONGEST_LINE = 1 << 26
 INTERRUPTED = 130  # as a shell has it for SIGINT
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -153,7 +154,8 @@ def _planned(kind: LoadKind, file: Path | None, size: "LoadSize") -> "Load":
     if kind is LoadKind.BURST or file is None:
         return bursts(size)
     try:
-        with file.open("rb") as lines:
+        with file.open("rb") as opened:
+            lines = iter(lambda: opened.readline(LONGEST_LINE), b"")  # what has no lines is not read to its end
             requests = read_requests(lines, where=str(file))
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error

@@ -1,6 +1,7 @@
 """What a person sees of one `kvmesh up`: the start, the greeting, what becomes of pods, and the live view."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -9,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from extproc.local.errors import UpError
 from extproc.local.first_steps import load_command, write_examples
 from extproc.local.greeting import greeting
 from extproc.local.live_view import local_zone, show_live
@@ -17,6 +19,7 @@ from extproc.local.stack_settings import StackSettings, local
 from extproc.local.unread_terminal import standard_output
 from extproc.settings.running_mesh import READY_NAME
 from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.output.standard_output import losing
 
 
 class MeshView:
@@ -54,15 +57,21 @@ class MeshView:
     def greet(self) -> None:
         """All is healthy: write the ready file, and say where everything is."""
         self._status.stop()
-        write_examples(self._folder, model=self._settings.model or "")
+        try:
+            write_examples(self._folder, model=self._settings.model or "")
+            facts = self._write_facts()
+        except OSError as error:
+            raise UpError(f"{error.filename or self._folder} cannot be written: {error.strerror}") from error
         self._above = greeting(
-            self._write_facts(),
+            facts,
             log_directory=str(self._folder),
             notes=self._notes,
             load=load_command(self._settings),
         )
         for line in self._above:
             self._console.print(line, soft_wrap=True)
+        if not self._console.is_terminal:  # a full disk, or a reader that has gone, must not end what serves
+            self._console.file = losing(sys.stdout, name="kvmesh up")
 
     def tell(self, name: str, what: str) -> None:
         """Say what has become of a process, above the live view."""

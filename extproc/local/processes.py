@@ -74,10 +74,11 @@ class ChildLog:
 
     def write(self, data: bytes) -> None:
         """Append what the child wrote, which may end in the middle of a line."""
-        if self._written_bytes + len(data) > self._limit_bytes:
-            self._start_over()
-        self._file.write(data)
-        self._written_bytes += len(data)
+        with contextlib.suppress(OSError):  # a full disk: who stopped reading would stop the child, too
+            if self._written_bytes + len(data) > self._limit_bytes:
+                self._start_over()
+            self._file.write(data)
+            self._written_bytes += len(data)
         *lines, unfinished = (self._unfinished + data).split(b"\n")
         self._lines.extend(line[:LINE_LIMIT_BYTES] for line in lines if line.strip())
         self._unfinished = unfinished[:LINE_LIMIT_BYTES]
@@ -92,10 +93,10 @@ class ChildLog:
         self._file.close()
 
     def _start_over(self) -> None:
-        self._file.close()
         self._path.replace(self._path.with_name(f"{self._path.name}.1"))
-        self._file = self._path.open("wb", buffering=0)
-        self._written_bytes = 0
+        new = self._path.open("wb", buffering=0)
+        self._file.close()
+        self._file, self._written_bytes = new, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,6 +144,7 @@ def _picker(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
         tokenizer=settings.tokenizer_folder,
         pod_key_file=settings.pod_access.key_file,
         admin_token_file=settings.admin_token_file,
+        sample_share=settings.sample_share,
         drain_seconds=0,  # Envoy ends at the same moment: no client is left
     )
     return ProcessSpec(

@@ -127,6 +127,12 @@ class StackSettings:
     redis: RedisAccess = group(OWN_REDIS, url=REDIS)
     pod_access: PodAccess = group(PodAccess())
     admin_token_file: Path | None = declared(AdminAccess, "token_file")
+    sample_share: float | None = setting(
+        None,
+        "Share of the responses that the picker reads. Default: all of simulated pods, else the picker's.",
+        least=0,
+        most=1,
+    )
     envoy_port: int = _port(10000, "Gateway port, where clients connect.")
     envoy_admin_port: int = _port(9901, "Envoy's admin port.")
     grpc_port: int = _port(9002, "Port of the picker for Envoy: ext_proc and gRPC health.")
@@ -181,6 +187,8 @@ def completed(settings: StackSettings, *, simulated_tokenizer: Path, log_flags: 
         model=settings.model or ("tiny" if simulated else None),
         tokenizer_folder=settings.tokenizer_folder or (simulated_tokenizer if simulated else None),
         event_sources=sources,
+        # of few answers a small share would show nothing
+        sample_share=1.0 if simulated and settings.sample_share is None else settings.sample_share,
         log_flags=log_flags,
     )
 

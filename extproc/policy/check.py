@@ -131,7 +131,7 @@ def unreadable(file: str, message: str) -> Checked:
 
 def _items(value: Any, node: yaml.Node) -> Iterator[tuple[Any, yaml.Node]]:
     if isinstance(value, Mapping) and value.get("kind") == "List" and isinstance(value.get("items"), list):
-        for item, place in zip(value["items"], items_of(node), strict=True):
+        for item, place in zip(value["items"], items_of(node, len(value["items"])), strict=True):
             yield from _items(item, place)
     else:
         yield value, node

@@ -33,6 +33,7 @@ def _existing(files: list[Path]) -> list[Path]:
 @policy.command("explain")
 @takes_settings
 def explain(
+    context: typer.Context,
     login: AdminLogin,
     target: Annotated[
         str | None,
@@ -84,6 +85,8 @@ def explain(
     from extproc.policy.view import ask_picker, explain_snapshot, is_all_in_force, render, render_overview, resources_of
 
     form = chosen_form(output, json=json)
+    if _is_typed(context, "picker") and not _is_typed(context, "policies") and not _is_typed(context, "kubernetes"):
+        policies, kubernetes = None, False  # of the picker's own settings, read for it too
     try:
         if policies is not None or kubernetes:
             snapshot = _snapshot(policies, timeout_seconds=timeout_ms / 1000)
@@ -100,6 +103,12 @@ def explain(
         print_data(answer, form)
     if not is_all_in_force(answer):
         raise typer.Exit(FAILURE)
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    """Tell whether an option is on the command line itself, and not of the environment or a file."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 @policy.command("check")

@@ -25,11 +25,11 @@ def first_line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-def items_of(node: yaml.Node) -> list[yaml.Node]:
-    """Return the items of a List of documents."""
-    _, items = _fields(node)["items"]
-    found: list[yaml.Node] = items.value
-    return found
+def items_of(node: yaml.Node, count: int) -> list[yaml.Node]:
+    """Return the `count` items of a List of documents; the List in their place where `<<` has brought them there."""
+    _, items = _fields(node).get("items", (node, node))
+    found: list[yaml.Node] = items.value if isinstance(items, yaml.SequenceNode) else []
+    return found if len(found) == count else [node] * count
 
 
 def line_of(node: yaml.Node, path: str) -> int:

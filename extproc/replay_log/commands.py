@@ -81,14 +81,19 @@ def simulate(
     The picker's own admission, queue, shedding, degradation, quotas and model rules decide, in virtual time; the pods
     are simulated, with the step times that the log shows. What the simulation does not know is in docs/limits.md.
     """
+    from extproc.pools.pool_hosts import only_pool
     from extproc.replay_log.policy_file import read_policy, tenant_names
     from extproc.replay_log.question import Candidate, answer, read_pod
     from extproc.replay_log.read_log import read_log
 
+    try:
+        chosen = only_pool([pool]) if pool else pool  # "": the one of --endpoints, which has no name
+    except ValueError as error:
+        raise ConfigError(f"--pool: {error}") from error
     candidates = [Candidate(name, *read_policy(path)) for name, path in _named(policy_file, beside)]
     log = read_log(
         chain.from_iterable(map(_lines, trace)),
-        pool=pool,
+        pool=chosen,
         where=", ".join(map(str, trace)),
         after=after.replace(tzinfo=UTC).timestamp() if after is not None else float("-inf"),
         before=before.replace(tzinfo=UTC).timestamp() if before is not None else float("inf"),
@@ -121,10 +126,12 @@ def _stay_silent(_: str) -> None: ...
 
 
 def _named(policy_file: Path, beside: Path | None) -> list[tuple[str, Path]]:
-    """Return the policies by the names under which they are shown: those of their files."""
+    """Return the policies by the names under which they are shown: those of their files, if these tell them apart."""
+    from extproc.replay_log.question import RECORDED
+
     if beside is None:
-        return [(policy_file.stem, policy_file)]
-    if beside.stem == policy_file.stem:
+        return [(str(policy_file) if policy_file.stem == RECORDED else policy_file.stem, policy_file)]
+    if beside.stem == policy_file.stem or RECORDED in (beside.stem, policy_file.stem):
         return [(str(beside), beside), (str(policy_file), policy_file)]
     return [(beside.stem, beside), (policy_file.stem, policy_file)]
 

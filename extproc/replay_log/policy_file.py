@@ -11,12 +11,14 @@ from extproc.policy.merged_policy import pick_policy
 from extproc.policy.values import PickPolicy
 from extproc.records.access_log import NameHashes
 from extproc.records.audit_chain import parse_keys
+from kvmesh.documents.document_files import MAX_BYTES
 
 
 def read_policy(path: Path) -> tuple[PickPolicy, ModelTable]:
     """Return the one policy of a file. Raise ConfigError with its place where it is wrong, or there are several."""
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)  # what is longer is refused
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     found = [each for each in check_text(str(path), text) if each.is_policy]

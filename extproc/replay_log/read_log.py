@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
+from operator import itemgetter
 
 import msgspec
 
@@ -16,6 +18,10 @@ from extproc.records.access_log import MICROSECONDS, AccessRecord
 from extproc.records.audit_chain import DECISION, GAP
 
 ROUTED, REFUSED, ABANDONED, FAILED_OPEN = "routed", "refused", "abandoned", "failed-open"
+LATEST = 1e11  # unix seconds: no clock shows it
+MOST_MICROSECONDS = 10**13  # that a request may take: some months
+MOST_TOKENS = 10**7  # of one request
+LONG_SECONDS = 86400.0  # without a request: a clock that was set looks like that, too
 _LINE = msgspec.json.Decoder(AccessRecord)
 
 
@@ -107,13 +113,29 @@ def _read(lines: Iterable[bytes]) -> _Read:
             kind = _KIND.decode(line)
             if found.is_again(kind):
                 continue
-            if kind.kind == DECISION:
-                found.records.append(_LINE.decode(line))
+            if kind.kind == DECISION and _is_possible(record := _LINE.decode(line)):
+                found.records.append(record)
+            elif kind.kind == DECISION:
+                found.unread += 1
             elif kind.kind == GAP:
                 found.dropped += kind.dropped
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError, RecursionError):
             found.unread += 1
     return found
+
+
+def _is_possible(record: AccessRecord) -> bool:
+    """Tell whether a picker may have written these numbers: a damaged line must not be years of work."""
+    times = (record.decided_us, record.queued_us, record.headers_us, record.ended_us, record.first_token_us)
+    tokens = (
+        *(record.prompt_tokens, record.predicted_cached_tokens, record.realised_prompt_tokens),
+        *(record.realised_cached_tokens, record.output_tokens),
+    )
+    return (
+        0 <= record.at <= LATEST
+        and all(0 <= each <= MOST_MICROSECONDS for each in times if each is not None)
+        and all(0 <= each <= MOST_TOKENS for each in tokens if each is not None)
+    )
 
 
 def _notes(found: _Read, records: list[AccessRecord], unasked: int) -> Iterator[str]:
@@ -123,6 +145,16 @@ def _notes(found: _Read, records: list[AccessRecord], unasked: int) -> Iterator[
         yield f"{found.dropped} requests are missing: the picker dropped their lines"
     if unasked:
         yield f"{unasked} requests are left out: they were refused before they were read"
+    last, pause = max(
+        ((arrived_at(one), arrived_at(two) - arrived_at(one)) for one, two in pairwise(records)),
+        key=itemgetter(1),
+        default=(0.0, 0.0),
+    )
+    if pause > LONG_SECONDS:
+        yield (
+            f"for {pause / LONG_SECONDS:,.0f} days there is no request, from {_written(last)} on: if a clock was set "
+            "then, replay what is before or after it with --to or --from"
+        )
     shares = {record.share for record in records if record.share is not None}
     if shares:
         yield (

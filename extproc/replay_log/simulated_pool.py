@@ -25,6 +25,7 @@ from kvmesh.blocks.source import Registry
 from kvmesh.index.prefix_match import PrefixLookup
 
 SCRAPE_SECONDS = 0.2  # as `kvmesh extproc` by default
+IDLE_SECONDS = 600.0  # after which nothing is learned from pods that do nothing: a night is not replayed round by round
 TOKEN_BYTES = 4
 SEED = 1
 
@@ -48,6 +49,7 @@ class SimulatedPods:
         self._statuses = {address: self._status(address) for address in addresses}
         self._end: dict[Generation, asyncio.Future[None]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._asked = asyncio.Event()
 
     def snapshot(self, *, now: float) -> Sequence[EndpointStatus]:  # noqa: ARG002 - reports are never too old
         """Implements `extproc.choosing.choose.Endpoints`."""
@@ -55,8 +57,14 @@ class SimulatedPods:
 
     async def scrape(self, books: PickerBooks) -> None:
         """Have the pods report one after the other, until cancelled: real ones do not report all at once, either."""
-        every = SCRAPE_SECONDS / max(len(self.pods), 1)
+        every, busy_at = SCRAPE_SECONDS / max(len(self.pods), 1), self._clock()
         while True:
+            if self._end:
+                busy_at = self._clock()
+            elif self._clock() - busy_at > IDLE_SECONDS:
+                self._asked.clear()
+                await self._asked.wait()
+                busy_at = self._clock()
             for address in self.pods:
                 await asyncio.sleep(every)
                 status = self._statuses[address] = self._status(address)
@@ -66,6 +74,7 @@ class SimulatedPods:
     async def answer(self, address: str, generation: Generation) -> None:
         """Wait until a request has been answered."""
         loop, pod = asyncio.get_running_loop(), self.pods[address]
+        self._asked.set()
         await asyncio.sleep(pod.pace.base_seconds)
         self._end[generation] = ended = loop.create_future()
         try:

@@ -21,9 +21,11 @@ def running_meshes() -> list[Mapping[str, Any]]:
     for path in Path(tempfile.gettempdir()).glob(f"{RUN_PREFIX}*/{READY_NAME}"):
         try:
             status = path.stat()
+            if status.st_uid != os.getuid():
+                continue
             facts = msgspec.json.decode(path.read_bytes())
-        except (OSError, msgspec.DecodeError):  # it ends just now
+        except (OSError, msgspec.DecodeError, ValueError, RecursionError):  # it ends just now, or is none
             continue
-        if status.st_uid == os.getuid() and isinstance(facts, dict) and isinstance(facts.get("admin"), str):
+        if isinstance(facts, dict) and isinstance(facts.get("admin"), str):
             found.append((status.st_mtime, facts))
     return [facts for _, facts in sorted(found, key=lambda item: -item[0])]

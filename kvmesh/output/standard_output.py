@@ -1,7 +1,7 @@
 """A standard output that ends the command where it cannot be written to, as other programs end: without a traceback.
 
 `kvmesh … | head -1` closes the pipe, which is no mistake; a full disk is one, and is told. Both end the command as
-SystemExit does: what it began is cleared up.
+SystemExit does: what it began is cleared up. What serves while it prints, as `kvmesh up` does, only loses its lines.
 """
 
 import errno
@@ -38,14 +38,43 @@ class EndingFile(FileIO):
             raise SystemExit(FAILURE) from None
 
 
+class LosingFile(FileIO):
+    """A descriptor whose failed writes are lost: what prints to it goes on, and is read again once they work."""
+
+    def __init__(self, descriptor: int, *, tell: Callable[[str], None]) -> None:
+        """`tell` says to a person what is wrong, once."""
+        super().__init__(descriptor, "wb", closefd=False)
+        self._tell = tell
+        self._has_told = False
+
+    def write(self, content: bytes) -> int:  # type: ignore[override]  # any buffer there
+        """Write some of it, or lose it."""
+        try:
+            return super().write(content)
+        except OSError as error:
+            if not self._has_told:
+                self._has_told = True
+                self._tell(f"standard output cannot be written, and is lost: {error.strerror}")
+            return len(content)
+
+
 def ending(stream: TextIO, *, tell: Callable[[str], None]) -> TextIO:
     """Return a stream over the same descriptor that ends the command; the given one where it has none."""
+    return _over(stream, lambda descriptor: EndingFile(descriptor, tell=tell))
+
+
+def losing(stream: TextIO, *, name: str) -> TextIO:
+    """Return a stream over the same descriptor that the command `name` outlives; the given one where it has none."""
+    return _over(stream, lambda descriptor: LosingFile(descriptor, tell=lambda words: _say(f"{name}: {words}\n")))
+
+
+def _over(stream: TextIO, opened: Callable[[int], FileIO]) -> TextIO:
     try:
         descriptor, is_terminal = stream.fileno(), stream.isatty()
     except (AttributeError, OSError, ValueError):  # none is open, or it is one of a test
         return stream
     return TextIOWrapper(
-        BufferedWriter(EndingFile(descriptor, tell=tell)),  # type: ignore[type-var]  # its `write` takes bytes alone
+        BufferedWriter(opened(descriptor)),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=is_terminal,

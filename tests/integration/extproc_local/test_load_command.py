@@ -202,6 +202,7 @@ async def test_a_server_that_is_away_or_refuses_is_named_before_anything_is_sent
         (("trace",), "`kvmesh load trace FILE` needs a file"),
         (("questions", "file.jsonl"), "questions takes no file: file.jsonl"),
         (("trace", "/nowhere.jsonl"), "cannot read /nowhere.jsonl: No such file or directory"),
+        (("trace", "/dev/zero"), "/dev/zero:1: JSON is malformed"),
         (("--duration", "soon"), "--duration 'soon': a duration up to 7d is needed"),
         (("--duration", "1s"), "--duration 1s: 24 users at 8 requests a second"),
         (("--header", "nothing"), "--header 'nothing': NAME:VALUE is needed"),

@@ -119,3 +119,17 @@ async def test_a_cluster_is_explained_without_any_picker(tmp_path: Path, monkeyp
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
         result = await asyncio.to_thread(CliRunner().invoke, app, arguments)
         assert (result.exit_code, str(tmp_path / "none") in result.output) == (2, True), result.output
+
+
+async def test_a_picker_that_is_named_is_asked_although_the_settings_file_has_its_folder(tmp_path: Path) -> None:
+    elsewhere = {
+        "policy": {"explain": {"policies": str(tmp_path)}}
+    }  # an empty folder, as the picker's own file names it
+    mesh = Mesh()
+    mesh.update(inference_pool("a/llama"), inference_policy("a/chat", {}))
+    async with picker(mesh) as url:
+        asked = ["policy", "explain", "a/llama", "--picker", url, "-o", "json"]
+        result = await asyncio.to_thread(CliRunner().invoke, app, asked, default_map=elsewhere)
+        assert "a/chat" in result.output
+        both = await asyncio.to_thread(CliRunner().invoke, app, [*asked, "--policies", str(tmp_path)])
+        assert "a/chat" not in both.output

@@ -2,6 +2,7 @@
 
 import pytest
 
+from extproc import cli
 from extproc.cli import build
 from kvmesh import __version__
 
@@ -41,3 +42,13 @@ def test_words_are_completed(monkeypatch: pytest.MonkeyPatch, capsys: Captured) 
     with pytest.raises(SystemExit):
         build()([], prog_name="kvmesh")
     assert set(capsys.readouterr().out.split()) >= {"lookup", "sources", "verify"}
+
+
+def test_ctrl_c_while_a_command_is_put_together_has_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "build", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130

@@ -34,8 +34,8 @@ def test_hits_times_and_failures_are_of_what_was_measured() -> None:
     )
 
     assert (arm.requests, arm.answered, arm.refused, arm.failed, arm.warm_up) == (5, 2, 2, 1, 1)
-    assert arm.ttft_ms == Spread(p50=300.0, p95=300.0, p99=300.0)
-    assert arm.inter_token_ms == Spread(p50=20.0, p95=20.0, p99=20.0)
+    assert arm.ttft_ms == Spread(p50=100.0, p95=300.0, p99=300.0)
+    assert arm.inter_token_ms == Spread(p50=10.0, p95=20.0, p99=20.0)
     assert arm.hit_rate == 0.7
     assert (arm.refusals, arm.errors) == ({"overload": 2}, {"the answer broke off": 1})
     assert (arm.failed_at, arm.servers) == ({"pod-b": 1}, {"pod-a": 1, "pod-b": 1})
@@ -66,7 +66,9 @@ def test_a_server_that_tells_no_cached_tokens_has_no_hit_rate_and_the_flag_is_na
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
-    assert [percentile([4, 1, 3, 2], share) for share in (0.0, 0.5, 0.99)] == [1, 3, 4]
+    assert [percentile([4, 1, 3, 2], share) for share in (0.0, 0.5, 0.99)] == [1, 2, 4]
+    hundred = [float(value) for value in range(100, 0, -1)]
+    assert [percentile(hundred, share) for share in (0.5, 0.95, 0.99, 1.0)] == [50, 95, 99, 100]
 
 
 def test_a_ratio_of_nothing_says_nothing() -> None:

@@ -40,6 +40,7 @@ def test_usage_without_details_has_no_cached_tokens() -> None:
     ("event", "says"),
     [
         (b"nonsense\n\n", "not an event: nonsense"),
+        (b'data: {"more": ' + b"[" * 100_000 + b"\n\n", 'not an event: data: {"more"'),
         (b'data: {"error": {"message": "out of memory", "code": 500}}\n\n', "out of memory"),
         (b'data: {"error": "out of memory"}\n\n', "out of memory"),
     ],
@@ -71,4 +72,5 @@ def test_a_problem_has_the_servers_words_in_one_line() -> None:
         == "status 503: upstream connect error"
     )
     assert problem_of(StreamedAnswer(status=502)) == "status 502"
+    assert problem_of(StreamedAnswer(status=502, refusal="[" * 5000)) == f"status 502: {'[' * 160}"
     assert problem_of(StreamedAnswer(status=200)) == "the answer broke off"

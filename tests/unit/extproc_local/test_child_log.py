@@ -45,3 +45,11 @@ def test_bytes_that_are_no_text_do_not_break_the_report(tmp_path: Path) -> None:
     log.close()
 
     assert log.last_lines(1) == ["\ufffd\ufffd bad"]
+
+
+def test_a_full_disk_loses_lines_in_the_file_and_the_child_is_read_all_the_same() -> None:
+    log = ChildLog(Path("/dev/full"), limit_bytes=1000)
+    log.write(b"one\n")
+    log.write(b"two\n")
+    assert log.last_lines(5) == ["one", "two"]
+    log.close()

@@ -115,3 +115,12 @@ def test_chaos_needs_simulated_pods_of_which_one_is_left() -> None:
     for given in ({"endpoints": PODS}, {"simulated_pods": 1}):
         with pytest.raises(BadSettingError, match=r"^--chaos kills simulated pods only, and needs two: "):
             StackSettings(chaos=True, **given)
+
+
+def test_all_answers_of_simulated_pods_are_read_unless_something_else_is_asked_for() -> None:
+    def share(settings: StackSettings) -> float | None:
+        return completed(settings, simulated_tokenizer=Path("/tiny"), log_flags=()).sample_share
+
+    real = resolve("127.0.0.1:8000")
+    assert (share(StackSettings()), share(StackSettings(sample_share=0.0))) == (1.0, 0.0)
+    assert (share(StackSettings(endpoints=real)), share(StackSettings(endpoints=real, sample_share=0.5))) == (None, 0.5)

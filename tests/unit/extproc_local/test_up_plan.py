@@ -84,6 +84,12 @@ def test_real_pods_and_a_foreign_redis_are_used_and_not_started() -> None:
     assert " ".join(picker.argv).endswith("--endpoints 10.0.0.1:8000,[::1]:8000 --drain-seconds 0")
 
 
+def test_the_picker_is_told_the_share_of_the_answers_that_it_reads() -> None:
+    stages = plan(replace(settings(), sample_share=1.0), parts())
+    argv = next(spec.argv for spec in stages[1] if spec.name == "extproc")
+    assert argv[argv.index("--sample-share") + 1] == "1.0"
+
+
 def test_the_indexer_gets_the_event_sources_and_every_role_the_log_flags() -> None:
     flags = ("--log-level", "debug", "--log-format", "json")
     stages = plan(settings(event_sources='{"10.0.0.1:8000": {}}', log_flags=flags), parts())

@@ -235,3 +235,16 @@ def test_a_damaged_document_is_refused_where_the_picker_refuses_it_with_a_line_o
             assert all(least <= remark.line <= text.count("\n") for remark in errors)
             refused += len(errors)
     assert refused > 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<<: {kind: List, items: [{apiVersion: kvmesh.io/v1alpha1, kind: InferencePolicy, spec: 5}]}",
+        "a: &a {kind: List}\n<<: *a\nitems: &i [5]",
+        "<<: [{kind: List}, {items: [5]}]\nb: 1",
+    ],
+)
+def test_a_list_that_is_merged_from_elsewhere_is_judged_at_its_own_line(text: str) -> None:
+    (found,) = check_text("a.yaml", text.encode())
+    assert (found.is_wrong, found.line) == (True, 1 if text.startswith("<<") else 3)

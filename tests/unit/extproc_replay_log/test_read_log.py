@@ -1,5 +1,7 @@
 """Which lines of an access log are replayed, and what is said of the others."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -31,6 +33,31 @@ def test_what_is_missing_is_said() -> None:
     assert len(log.records) == 1
     assert [note.split(" ", 1)[0] for note in log.notes] == ["1", "7", "1", "only"]
     assert "auditShare 0.25" in log.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"at": 1e300},
+        {"at": -5.0},
+        {"decided_us": -1},
+        {"decided_us": 2**63},
+        {"ended_us": 2**62},
+        {"output_tokens": 10**12},
+        {"prompt_tokens": -3},
+    ],
+)
+def test_numbers_that_no_picker_writes_are_damage(changed: dict[str, Any]) -> None:
+    damaged = msgspec.json.encode(msgspec.structs.replace(line(1.0), **changed))
+    deep = b'{"kind":"decision","x":' + b"[" * 100_000
+    log = read_log([*encoded([line(0.0)]), damaged + b"\n", deep, b'{"kind":"decis'], pool=None, where="log")
+    assert (len(log.records), log.notes) == (1, ("3 lines could not be read",))
+
+
+def test_a_clock_that_was_set_is_doubted() -> None:
+    log = read_log(encoded([line(-1.7e9), line(0.0), line(3600.0)]), pool=None, where="log")
+    (note,) = log.notes
+    assert note.startswith("for 19,676 days there is no request, from 1973-03-03T")
 
 
 def test_one_of_several_pools_is_to_be_named() -> None:

@@ -137,6 +137,14 @@ def test_in_shadow_nothing_is_refused_and_what_would_be_is_named() -> None:
     assert any(code.startswith("refuse:") for fate in fates for code in fate.withheld)
 
 
+def test_a_log_may_have_years_without_a_request() -> None:
+    year = 365 * 86400.0
+    early, late = load(8, a_second=8.0), [arrival(8 + number, 50 * year + number / 8) for number in range(8)]
+    fates = played([*early, *late], {})
+    assert outcomes(fates) == {SERVED: 16}
+    assert fates[8].ttft_seconds == pytest.approx(fates[0].ttft_seconds, abs=1e-3)
+
+
 def test_a_client_leaves_when_its_patience_ends() -> None:
     arrivals = load(80, a_second=20)
     impatient = [replace(each, patience_seconds=1.0) if each.number >= 60 else each for each in arrivals]

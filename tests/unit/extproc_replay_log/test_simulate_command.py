@@ -59,6 +59,28 @@ def test_recorded_and_simulated_stand_side_by_side(tmp_path: Path) -> None:
     assert found["notes"] == []
 
 
+def test_a_policy_file_without_an_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"/dev/zero.* at most 4194304 are read"):
+        read_policy(Path("/dev/zero"))
+
+
+def test_a_pool_may_have_the_ports_that_install_takes(tmp_path: Path) -> None:
+    paths = files(tmp_path, [line(at, pool="llm/chat") for at in range(5)] + [line(9.0, pool="llm/code")], new={})
+    asked = ("--policy", paths["new"], "--trace", paths["log"], "--pool")
+    assert answered(*asked, "llm/chat:8000")["requests"] == 5
+    with pytest.raises(ConfigError, match="--pool: 'chat' is not NAMESPACE/NAME"):
+        run(*asked, "chat")
+
+
+def test_a_policy_called_recorded_is_not_taken_for_what_was(tmp_path: Path) -> None:
+    paths = files(tmp_path, alone(40), recorded=LIMITED, now={})
+    found = answered("--policy", paths["recorded"], "--trace", paths["log"])
+    assert [each["run"] for each in found["runs"]] == ["recorded", paths["recorded"]]
+    assert sums(found, "recorded")["served"] == 40
+    found = answered("--policy", paths["now"], "--beside", paths["recorded"], "--trace", paths["log"])
+    assert [each["run"] for each in found["runs"]] == ["recorded", paths["recorded"], paths["now"]]
+
+
 def test_a_log_may_come_through_a_pipe(tmp_path: Path) -> None:
     paths = files(tmp_path, alone(40), new={})
     arguments = ["simulate", "--policy", paths["new"], "--trace", "-", "-o", "json"]

@@ -25,6 +25,15 @@ def test_hours_pass_in_no_time_and_timers_fire_in_their_order() -> None:
     assert time.monotonic() - began < 60
 
 
+def test_years_pass_as_well() -> None:
+    async def sleeps() -> float:
+        for seconds in (0.001, 2e9, 0.001, 0.25):
+            await asyncio.sleep(seconds)
+        return asyncio.get_running_loop().time()
+
+    assert run(sleeps()) == pytest.approx(2e9 + 0.252, abs=1e-3)
+
+
 def test_timeouts_are_virtual_too() -> None:
     async def waits() -> float:
         with pytest.raises(TimeoutError):
