@@ -269,6 +269,7 @@ class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     weights: Mapping[str, float] = {}
     candidates: Sequence[CandidateState] = ()
     candidates_left_out: int = 0
+    as_good: int = 0  # candidates with the winner's total, itself among them, also of those left out
     rejected: Sequence[RejectedState] = ()
     rejected_left_out: int = 0
     request: RequestState | None = None
