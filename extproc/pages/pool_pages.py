@@ -50,6 +50,7 @@ from extproc.slo.attainment import Attainment
 from kvmesh.blocks.cache_groups import is_of_group
 from kvmesh.blocks.source import WORST_FIRST, IndexStatus, SourceStatus
 from kvmesh.metrics.registry import Histogram
+from kvmesh.pods.page_steps import Steps
 
 SHOWN_DECISIONS = 50  # in the state
 COMPARED = 2  # candidates: the winner and the best of the others
@@ -194,7 +195,7 @@ class PoolPages:
             shadow=self.policy.shadow,
         )
 
-    def history(self, *, picker: str, pool: str) -> HistoryEvent:
+    def history(self, *, picker: str, pool: str) -> Steps[HistoryEvent]:
         """Return the last 15 minutes as this picker, of that name, has kept them; `pool`: the name that is shown."""
         return history_state(
             self.pool.telemetry.history,
