@@ -355,7 +355,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pods have measured since the picker saw them first, of all models and roles: a histogram."""
+    """What the pods have measured since the picker saw them first, but for those that only prefill: a histogram."""
 
     bounds: Sequence[float] = ()  # seconds
     counts: Sequence[float] = ()  # requests by bucket, not cumulative; the last bucket has no bound

@@ -125,7 +125,11 @@ class PoolPages:
             findings=None if findings is None else [_finding(finding) for finding in findings],
             decisions=self._in_short(list(islice(self.pool.runtime.recent, SHOWN_DECISIONS))),
             shadow=self.policy.shadow,
-            ttft=_added_up(self.pool.telemetry.latencies.ttft.series.values()),
+            ttft=_added_up(
+                histogram
+                for (_, role), histogram in self.pool.telemetry.latencies.ttft.series.items()
+                if role != Role.PREFILL  # a leg's first token is no client's, whose request its decode pod counts
+            ),
         )
 
     def _in_short(self, records: Sequence[DecisionRecord]) -> list[DecisionState]:
