@@ -31,7 +31,12 @@ def candidate(endpoint: str, total: float | None, **scores: float) -> CandidateS
 
 def decision(*candidates: CandidateState, **fields: Any) -> DecisionState:
     """Return a decision for the first candidate."""
-    known = {"prompt_tokens": 12_000, "matched_tokens": 8_000, "best_matched_tokens": 8_000, "weights": WEIGHTS}
+    known: dict[str, Any] = {
+        "prompt_tokens": 12_000,
+        "matched_tokens": 8_000,
+        "best_matched_tokens": 8_000,
+        "weights": WEIGHTS,
+    }
     return DecisionState(endpoint="a", strategy="kv-aware", candidates=candidates, **known | fields)
 
 

@@ -59,9 +59,9 @@ def test_each_series_is_a_step_and_may_be_forgotten_before_it() -> None:
     history = PoolHistory()
     for number in range(5):
         history.measured((f"c{number}", "m"), Measured(ttft_seconds=0.1), weight=1.0, now=900.0)
-    args = {"pool": "", "picker": "p", "sample_share": 1.0, "now": NOW, "unix_now": UNIX}
-    assert sum(1 for _ in history_state(history, **args)) == 5
-    steps = history_state(history, **args)
+    steps = history_state(history, pool="", picker="p", sample_share=1.0, now=NOW, unix_now=UNIX)
+    assert len(list(steps)) == 5
+    steps = history_state(history, pool="", picker="p", sample_share=1.0, now=NOW, unix_now=UNIX)
     next(steps)
     history.ttft.known(now=900.0 + 3600)  # all is forgotten
     assert at_once(steps).latencies == []
