@@ -168,3 +168,11 @@ async def test_candidates_that_come_late_do_not_cover_what_was_opened_meanwhile(
         await (await answer.value).finished()
         await page.evaluate("new Promise((done) => setTimeout(done))")  # what has come is taken in this turn
         assert await page.locator("#sheet-body .explanation").count() == 0
+
+
+async def test_a_decision_is_found_by_the_id_that_its_answer_told(browser: Browser) -> None:
+    async with running(picker()) as fake, opened(browser, f"{fake.url}/#/decisions") as page:
+        await page.fill("#search", fake.snapshot["decisions"][3]["id"].upper())
+        await expect(page.locator("#view-decisions .decision")).to_have_count(1)
+        await page.click("#view-decisions .decision")
+        assert page.url.endswith(f"#/decisions/{fake.snapshot['decisions'][3]['id']}")
