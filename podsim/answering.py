@@ -232,7 +232,9 @@ async def _stream_choice(exchange: _Exchange, index: int, *, writer: ChunkWriter
 
 def request_id(request: web.BaseRequest, body: ChatRequest | CompletionRequest) -> str:
     """The id that the client gave, in the header X-Request-Id or in the body, or a random one."""
-    return request.headers.get("X-Request-Id") or body.request_id or os.urandom(8).hex()
+    given = request.headers.get("X-Request-Id", "")
+    # as vLLM's server reads headers, so that any bytes can be answered in JSON
+    return given.encode("utf-8", "surrogateescape").decode("latin-1") or body.request_id or os.urandom(8).hex()
 
 
 def _engine_id(body: ChatRequest | CompletionRequest, base_id: str, *, prompt: int, choice: int) -> str:

@@ -4,7 +4,7 @@ The counts of one answer go back to the start of the picker; two answers tell wh
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import ceil
 
@@ -20,11 +20,19 @@ class Seen:
 
     def __init__(self) -> None:
         self._seen: deque[PickerState] = deque()
+        self._answering: frozenset[str] = frozenset()
 
-    def before(self, state: PickerState) -> PickerState | None:
-        """Keep an answer, and return the oldest of the minute before it; None: there is none yet."""
-        if self._seen and (state.now < self._seen[-1].now or _picks(state) < _picks(self._seen[-1])):
+    def before(self, state: PickerState, *, answering: Iterable[str] = ()) -> PickerState | None:
+        """Keep an answer, and return the oldest of the minute before it; None: there is none yet.
+
+        `answering` are the replicas that are in it as they are now. What another one has counted before it was heard
+        did not happen in the last minute.
+        """
+        replicas = frozenset(answering)
+        is_anew = self._seen and (state.now < self._seen[-1].now or _picks(state) < _picks(self._seen[-1]))
+        if is_anew or replicas != self._answering:
             self._seen.clear()  # another picker, or one that began anew
+        self._answering = replicas
         while self._seen and state.now - self._seen[0].now > WINDOW_SECONDS:
             self._seen.popleft()
         earlier = self._seen[0] if self._seen and self._seen[0].now < state.now else None

@@ -23,7 +23,7 @@ from rich.text import Text
 from extproc.local.live_view import SafeView, draw_lines, fetch_state, page
 from extproc.local.top_keys import HELP, TopChoice, chosen, pressed, status
 from extproc.local.top_totals import Seen, lines, totals_of
-from extproc.pages.picker_state import ClassState, EndpointState, PickerState
+from extproc.pages.picker_state import ClassState, EndpointState, MeasuredState, PickerState
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.output.forms import OutputForm, in_form
 from kvmesh.plain_text import printable
@@ -67,6 +67,10 @@ def added_up(replicas: Iterable[Replica]) -> PickerState | None:
     if len(states) <= 1:
         return states[0] if states else None
     newest = states[0]
+    # of one replica, always the same: each has counted since another time
+    measured = max(
+        (r.state.ttft for r in heard if r.state is not None and r.problem is None), key=_counted, default=newest.ttft
+    )
     endpoints = _groups((each for state in states for each in state.endpoints), lambda each: each.address)
     all_picks = sum(each.picks for same in endpoints for each in same)
     decisions = [decision for state in states for decision in state.decisions]
@@ -76,6 +80,7 @@ def added_up(replicas: Iterable[Replica]) -> PickerState | None:
         endpoints=tuple(_endpoint(same, all_picks=all_picks) for same in endpoints),
         index=replace(newest.index, state=_worst((state.index.state for state in states), _INDEX_STATES)),
         decisions=tuple(sorted(decisions, key=lambda decision: -decision.at)[:MOST_DECISIONS]),
+        ttft=measured,
         classes=tuple(
             replace(
                 same[0],
@@ -97,6 +102,10 @@ def added_up(replicas: Iterable[Replica]) -> PickerState | None:
             for same in _groups((each for state in states for each in state.pools), lambda each: each.pool)
         ),
     )
+
+
+def _counted(measured: MeasuredState) -> float:
+    return sum(measured.counts)
 
 
 def _endpoint(same: Sequence[EndpointState], *, all_picks: int) -> EndpointState:
@@ -169,7 +178,8 @@ class TopScreen:
 
     def show(self, replicas: Sequence[Replica], state: PickerState | None, now: float) -> None:
         """Draw what is known now; a page that is paused stays."""
-        earlier = self._seen.before(state) if state is not None else None
+        answering = [replica.url for replica in replicas if replica.problem is None and replica.state is not None]
+        earlier = self._seen.before(state, answering=answering) if state is not None else None
         if self._shown is None or not self.choice.is_paused:
             self._shown = replicas, state, earlier, now
         self.draw()

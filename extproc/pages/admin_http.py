@@ -201,7 +201,7 @@ class AdminServer:
 
     async def _history(self, request: web.Request) -> Any:
         """`?pool=` of one of several pools."""
-        return self._pages.history(request.query.get("pool"))
+        return await self._pages.history(request.query.get("pool"))
 
     async def _explain(self, request: web.Request) -> web.Response:
         """Take the request body as a client would send it; `?path=` is its path, by default the chat one.

@@ -28,6 +28,7 @@ from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.index_view import IndexView
 from kvmesh.metrics.exposition import Form
 from kvmesh.metrics.registry import MetricsPage
+from kvmesh.pods.page_turns import PageTurns
 from kvmesh.pods.pod_key import PodKey
 
 LISTED_ENDPOINTS = 2000  # in the state of all pools; more are in those of each
@@ -64,6 +65,7 @@ class PickerPages:
         self.findings: Sequence[Finding] | None = None if policies is None else ()
         self.settings: ShownSettings | None = None  # None: they are not shown
         self._pools = pools
+        self._turns = PageTurns()
         self._policies = policies
         self._pod_key = pod_key
         self._pages: dict[str, PoolPages] = {}  # made when first asked for
@@ -196,10 +198,13 @@ class PickerPages:
         ]
         return sorted(found, key=lambda decision: -decision.at)[:limit]
 
-    def history(self, pool: str | None) -> HistoryEvent:
+    async def history(self, pool: str | None) -> HistoryEvent:
         """Return the last 15 minutes of a pool. Raise UnknownPoolError, BadQueryError where several are served."""
-        pages = self.named(pool)
-        return pages.history(picker=self.name, pool=self.shown_name(pages))
+        return await self.history_of(self.named(pool))
+
+    async def history_of(self, pages: PoolPages) -> HistoryEvent:
+        """Return the last 15 minutes of a pool; requests go first."""
+        return await self._turns.read(pages.history(picker=self.name, pool=self.shown_name(pages)))
 
     def plans(self, *, seconds: float, pool: str | None = None) -> list[Plan]:
         """Return how many pods each pool, or one, wants now or in so many seconds. Raise UnknownPoolError."""

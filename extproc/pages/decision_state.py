@@ -14,6 +14,7 @@ from extproc.choosing.decision import Decision, apply_filters
 from extproc.choosing.room import Room
 from extproc.disaggregation.prefill_plan import PrefillPlan
 from extproc.errors import PickError
+from extproc.pages.decision_words import TELLING
 from extproc.pages.picker_state import (
     AdmissionState,
     CandidateState,
@@ -75,6 +76,7 @@ def decision_state(
         return replace(shown, status=outcome.status, reason=reason, message=message, reasons=[f"{reason}: {message}"])
     assert asked is not None, "what was routed was asked for"
     candidates = _shown(outcome, most=most)
+    won = outcome.totals[_winner(outcome)]
     rejected = list(outcome.rejected.items())[:most]
     return replace(
         shown,
@@ -107,6 +109,7 @@ def decision_state(
             for i in candidates
         ],
         candidates_left_out=len(outcome.kept) - len(candidates),
+        as_good=sum(abs(won - total) <= TELLING for total in outcome.totals),
         rejected=[RejectedState(endpoint=address, filter=words) for address, words in rejected],
         rejected_left_out=len(outcome.rejected) - len(rejected),
     )
@@ -216,8 +219,12 @@ def _shown(decision: Decision, *, most: int | None) -> Sequence[int]:
     numbers = range(len(decision.kept))
     if not most:
         return numbers if most is None else ()
-    winner = next(i for i in numbers if decision.kept[i].address == decision.endpoints[0])
+    winner = _winner(decision)
     return sorted(numbers, key=lambda i: (i != winner, -decision.totals[i]))[:most]
+
+
+def _winner(decision: Decision) -> int:
+    return next(i for i, candidate in enumerate(decision.kept) if candidate.address == decision.endpoints[0])
 
 
 def _candidate(candidate: Candidate, *, block_tokens: int = 0, room: Room | None = None) -> CandidateState:

@@ -1,9 +1,11 @@
 """Why a request went where it went, in two sentences: only what the numbers bear out. Pure.
 
-The page for browsers says the same of a decision that is opened (`page/explanation.js`).
+The page for browsers says the same of a decision that is opened (`page/explanation.js`), to the letter:
+`tests/browser/test_decision_words.py` compares them.
 """
 
 from collections.abc import Iterator, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 
 from extproc.pages.picker_state import CandidateState, DecisionState
 
@@ -41,26 +43,28 @@ def _comparison(decision: DecisionState, winner: CandidateState) -> Iterator[str
         name: weight * (winner.scores.get(name, 0.0) - following.scores.get(name, 0.0))
         for name, weight in decision.weights.items()
     }
-    ordered = sorted(points.items(), key=lambda item: -item[1])
-    ahead = [item for item in ordered if item[1] > TELLING][:MOST_AHEAD]
-    behind = [item for item in reversed(ordered) if item[1] < -TELLING][:MOST_BEHIND]
+    ahead = sorted((item for item in points.items() if item[1] > TELLING), key=lambda item: -item[1])[:MOST_AHEAD]
+    behind = sorted((item for item in points.items() if item[1] < -TELLING), key=lambda item: item[1])[:MOST_BEHIND]
     if margin < -TELLING:
-        why_not = "see the notes" if decision.notes else f"strategy {decision.strategy}"
-        yield f"{following.endpoint} scored {-margin:.2f} more, but did not get it: {why_not}."
+        why_not = "the notes say why" if decision.notes else f"strategy {decision.strategy}"
+        yield f"{following.endpoint} scored {_hundredths(-margin)} more, but did not get it: {why_not}."
     elif margin <= TELLING and not ahead and not behind:
-        near = sum(abs(winner.total - (each.total or 0.0)) <= TELLING for each in others)
-        equal = 1 + near + decision.candidates_left_out
-        count = "Two pods were" if equal == 2 else f"{equal} pods were"
+        count = "Two pods were" if decision.as_good == 2 else f"{decision.as_good} pods were"
         yield f"{count} as good as each other: one of them was taken."
     else:
         known = len(decision.candidates) + decision.candidates_left_out
-        lead = f"Best of {known}: {margin:.2f} points ahead of {following.endpoint}"
+        lead = f"Best of {known}: {_hundredths(max(margin, 0.0))} points ahead of {following.endpoint}"
         for_its = f", for its {_listed(ahead)}" if ahead else ""
         yield f"{lead}{for_its}{f'; behind in {_listed(behind)}' if behind else ''}."
 
 
 def _listed(items: Sequence[tuple[str, float]]) -> str:
-    return ", ".join(f"{name} ({'+' if points > 0 else '−'}{abs(points):.2f})" for name, points in items)
+    return ", ".join(f"{name} ({'+' if points > 0 else '−'}{_hundredths(abs(points))})" for name, points in items)
+
+
+def _hundredths(points: float) -> Decimal:
+    """Round as the page's `toFixed(2)` does: a half upwards."""
+    return Decimal(points).quantize(Decimal("0.01"), ROUND_HALF_UP)
 
 
 def _cache(decision: DecisionState) -> str:

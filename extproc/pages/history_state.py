@@ -10,6 +10,7 @@ import msgspec
 from extproc.slo.judgement import Target
 from extproc.slo.latency_history import Key, LatencyHistory, Spread
 from extproc.telemetry.pool_history import PoolHistory
+from kvmesh.pods.page_steps import Steps
 
 ANSWERS, PODS = "answers", "pods"
 MOST_SERIES = 24  # of each kind; the most observed
@@ -73,8 +74,11 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 def history_state(
     history: PoolHistory, *, pool: str, picker: str, sample_share: float, now: float, unix_now: float
-) -> HistoryEvent:
-    """Return what is kept; `now` in monotonic seconds, `unix_now` the same moment."""
+) -> Steps[HistoryEvent]:
+    """Return what is kept; `now` in monotonic seconds, `unix_now` the same moment.
+
+    A step is a series. With as many as are shown they take 50 ms together, for which no request is to wait.
+    """
     kinds = (
         (ANSWERS, Target.TTFT, history.ttft),
         (ANSWERS, Target.INTER_TOKEN, history.inter_token),
@@ -86,7 +90,10 @@ def history_state(
     for source, measure, kept in kinds:
         keys = kept.known(now=now)
         left_out += max(len(keys) - MOST_SERIES, 0)
-        latencies += [_latency(source, measure, kept, key, now=now) for key in keys[:MOST_SERIES]]
+        for key in keys[:MOST_SERIES]:
+            yield
+            if (latency := _latency(source, measure, kept, key, now=now)) is not None:
+                latencies.append(latency)
     load, ahead = history.load, unix_now - now
     parts = load.complete(now=now)
     first = history.ttft.number(now) - history.ttft.slices + 1
@@ -111,9 +118,11 @@ def history_state(
     )
 
 
-def _latency(source: str, measure: Target, kept: LatencyHistory, key: Key, *, now: float) -> LatencyState:
-    spreads, whole = kept.spreads(key, now=now), kept.whole(key, now=now)
-    assert whole is not None, "of a key that is known"
+def _latency(source: str, measure: Target, kept: LatencyHistory, key: Key, *, now: float) -> LatencyState | None:
+    whole = kept.whole(key, now=now)
+    if whole is None:  # forgotten between two steps
+        return None
+    spreads = kept.spreads(key, now=now)
     is_answers = source == ANSWERS
     return LatencyState(
         source=source,

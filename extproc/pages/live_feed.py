@@ -23,7 +23,6 @@ from extproc.admission.prepared_request import Picked
 from extproc.errors import KvmeshError
 from extproc.pages.admin_pages import PickerPages
 from extproc.pages.decision_state import decision_state, ended_state, record_id
-from extproc.pages.history_state import HistoryEvent
 from extproc.pages.live_watchers import Coalesced, EventNumbers, Watcher
 from extproc.pages.picker_state import DecisionState, EndedEvent, PrefixesEvent, SnapshotEvent
 from extproc.pages.pool_pages import PoolPages
@@ -239,7 +238,7 @@ class LiveFeed:
             classes=classes,
             index=shown_index,
             prefixes=prefixes,
-            history=self._history(pages),
+            history=await self._pages.history_of(pages),
             decisions=decisions,
         )
 
@@ -266,8 +265,7 @@ class LiveFeed:
         self._send(audience, "ended", audience.ends.flush(now=now))
         await asyncio.sleep(0)  # milliseconds each with many pods, and requests wait for none of them
         if with_prefixes:
-            self._send(audience, "history", self._history(pages))
-            await self._turn()
+            self._send(audience, "history", await self._pages.history_of(pages))
             self._send(audience, "prefixes", await self._shown_prefixes(pages))
 
     def _send(self, audience: _Audience, name: str, data: Struct | dict[str, object] | None) -> None:
@@ -337,9 +335,6 @@ class LiveFeed:
             left_out=view.left_out,
             nodes=nodes,
         )
-
-    def _history(self, pages: PoolPages) -> HistoryEvent:
-        return pages.history(picker=self._pages.name, pool=self._pages.shown_name(pages))
 
     async def _turn(self) -> None:
         """Let requests go first, if this has taken long enough: none of them waits for a page."""

@@ -269,6 +269,7 @@ class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     weights: Mapping[str, float] = {}
     candidates: Sequence[CandidateState] = ()
     candidates_left_out: int = 0
+    as_good: int = 0  # candidates with the winner's total, itself among them, also of those left out
     rejected: Sequence[RejectedState] = ()
     rejected_left_out: int = 0
     request: RequestState | None = None
@@ -354,7 +355,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pods have measured since the picker saw them first, of all models and roles: a histogram."""
+    """What the pods have measured since the picker saw them first, but for those that only prefill: a histogram."""
 
     bounds: Sequence[float] = ()  # seconds
     counts: Sequence[float] = ()  # requests by bucket, not cumulative; the last bucket has no bound

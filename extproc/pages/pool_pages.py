@@ -50,6 +50,7 @@ from extproc.slo.attainment import Attainment
 from kvmesh.blocks.cache_groups import is_of_group
 from kvmesh.blocks.source import WORST_FIRST, IndexStatus, SourceStatus
 from kvmesh.metrics.registry import Histogram
+from kvmesh.pods.page_steps import Steps
 
 SHOWN_DECISIONS = 50  # in the state
 COMPARED = 2  # candidates: the winner and the best of the others
@@ -124,7 +125,11 @@ class PoolPages:
             findings=None if findings is None else [_finding(finding) for finding in findings],
             decisions=self._in_short(list(islice(self.pool.runtime.recent, SHOWN_DECISIONS))),
             shadow=self.policy.shadow,
-            ttft=_added_up(self.pool.telemetry.latencies.ttft.series.values()),
+            ttft=_added_up(
+                histogram
+                for (_, role), histogram in self.pool.telemetry.latencies.ttft.series.items()
+                if role != Role.PREFILL  # a leg's first token is no client's, whose request its decode pod counts
+            ),
         )
 
     def _in_short(self, records: Sequence[DecisionRecord]) -> list[DecisionState]:
@@ -194,7 +199,7 @@ class PoolPages:
             shadow=self.policy.shadow,
         )
 
-    def history(self, *, picker: str, pool: str) -> HistoryEvent:
+    def history(self, *, picker: str, pool: str) -> Steps[HistoryEvent]:
         """Return the last 15 minutes as this picker, of that name, has kept them; `pool`: the name that is shown."""
         return history_state(
             self.pool.telemetry.history,

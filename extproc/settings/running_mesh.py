@@ -4,6 +4,7 @@ Each run has a folder of its own below the folder for temporary files; what is i
 """
 
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,14 +19,20 @@ READY_NAME = "ready.json"
 def running_meshes() -> list[Mapping[str, Any]]:
     """Return what each mesh of this user says of itself, as in its ready file, the newest first."""
     found = []
-    for path in Path(tempfile.gettempdir()).glob(f"{RUN_PREFIX}*/{READY_NAME}"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{RUN_PREFIX}*"):
         try:
-            status = path.stat()
-            if status.st_uid != os.getuid():
+            if not _is_own_folder(folder):
                 continue
-            facts = msgspec.json.decode(path.read_bytes())
-        except (OSError, msgspec.DecodeError, ValueError, RecursionError):  # it ends just now, or is none
+            began = (folder / READY_NAME).stat().st_mtime
+            facts = msgspec.json.decode((folder / READY_NAME).read_bytes())
+        except (OSError, ValueError, RecursionError):  # it ends just now, or is none
             continue
         if isinstance(facts, dict) and isinstance(facts.get("admin"), str):
-            found.append((status.st_mtime, facts))
+            found.append((began, facts))
     return [facts for _, facts in sorted(found, key=lambda item: -item[0])]
+
+
+def _is_own_folder(path: Path) -> bool:
+    """Tell whether only this user can have put something there: another's file may be a pipe that nobody writes to."""
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()

@@ -1,6 +1,7 @@
 """What a running picker tells of its settings to who may see its admin pages: what `kvmesh doctor` checks a mesh by.
 
-The names are those of the flags. Passwords and keys are not among it, only the files that they are in. Pure.
+The names are those of the flags. Passwords and keys are not among it, only the files that they are in. A seed of the
+deployment's own is a key, too: the names of sessions and tenants are in Redis as hashes that it keys. Pure.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,7 +23,6 @@ SAME: Mapping[str, str] = {
     "kubernetes": "kubernetes",
     "root_namespace": "root_namespace",
     "model": "model",
-    "hash_seed": "hash_seed",
     "grpc_port": "grpc_port",
 }
 FILES: Mapping[str, str] = {
@@ -31,12 +31,14 @@ FILES: Mapping[str, str] = {
     "tokenizers": "tokenizer_folders",
 }
 
+OPEN_SEED = PickerSettings().hash_seed  # everybody's who has not chosen one: no secret
+
 
 class ShownSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /v1/settings`."""
 
     endpoints: Sequence[str]
-    hash_seed: str
+    hash_seed: str | None  # None: one of its own, which is not shown
     steering: str
     redis: str  # without user and password
     kubernetes: bool = False
@@ -61,6 +63,7 @@ def shown_settings(settings: PickerSettings) -> ShownSettings:
     files: dict[str, Any] = {flag: _text(getattr(settings, name)) for flag, name in FILES.items()}
     return ShownSettings(
         endpoints=settings.endpoints,
+        hash_seed=settings.hash_seed if settings.hash_seed == OPEN_SEED else None,
         namespaces=sorted(settings.namespaces),
         models=settings.policy_fields.get("models"),
         steering=settings.steering.value,
@@ -80,6 +83,8 @@ def taken_over(shown: ShownSettings, settings: PickerSettings, *, given: Collect
     values |= {name: _path(getattr(shown, flag)) for flag, name in FILES.items() if flag not in given}
     if "endpoints" not in given:
         values["endpoints"] = tuple(shown.endpoints)
+    if "hash_seed" not in given:
+        values["hash_seed"] = _seed(shown.hash_seed)
     if "namespaces" not in given:
         values["namespaces"] = frozenset(shown.namespaces)
     if "models" not in given and shown.models:
@@ -117,6 +122,12 @@ def _steering(name: str) -> Steering:
         return Steering(name)
     except ValueError:
         raise ConfigError(f"the picker steers by {name!r}, which this version does not know: give --steering") from None
+
+
+def _seed(seed: str | None) -> str:
+    if seed is None:
+        raise ConfigError("the picker has a --hash-seed of its own, which it does not show: give --hash-seed")
+    return seed
 
 
 def _access(shown: ShownSettings) -> RedisAccess:

@@ -53,6 +53,7 @@ class _Slice(msgspec.Struct, kw_only=True):
 class _Series(msgspec.Struct, kw_only=True):
     parts: deque[_Slice]  # the oldest first
     whole: _Slice  # their sum
+    is_old: bool = False  # `whole` still has what has been dropped; only its `observed` has not
 
 
 class LatencyHistory:
@@ -109,7 +110,10 @@ class LatencyHistory:
         """Return that of all slices together."""
         self._forget(now)
         series = self._series.get(key)
-        return None if series is None else self._spread(series.whole)
+        if series is None:
+            return None
+        self._add_up(series)
+        return self._spread(series.whole)
 
     def number(self, now: float) -> int:
         """Return the number of the slice that `now` is in: its beginning over the slices' length."""
@@ -144,14 +148,19 @@ class LatencyHistory:
         if not parts or parts[0].number >= first:
             return
         while parts and parts[0].number < first:
-            parts.popleft()
-        # added up anew: what is subtracted again and again would not come out at 0
-        columns = zip(*(part.counts for part in parts), strict=True)
-        whole.counts = array("d", map(sum, columns)) if parts else self._empty(0).counts
-        whole.observed = sum(part.observed for part in parts)
-        whole.least = min((part.least for part in parts), default=float("inf"))
-        whole.most = max((part.most for part in parts), default=0.0)
+            whole.observed -= parts.popleft().observed
+        series.is_old = True
+
+    def _add_up(self, series: _Series) -> None:
+        """Add up what is left; what is subtracted again and again would not come out at 0."""
+        if not series.is_old:
+            return
+        parts, whole = series.parts, series.whole
+        whole.counts = array("d", map(sum, zip(*(part.counts for part in parts), strict=True)))
+        whole.least = min(part.least for part in parts)
+        whole.most = max(part.most for part in parts)
         whole.spread = None
+        series.is_old = False
 
     def _spread(self, part: _Slice) -> Spread:
         if part.spread is None:

@@ -1,6 +1,6 @@
 """Lets the event loop turn while pods' pages are read: a page that takes long waits, and nothing else does.
 
-One `PageTurns` serves all pods of a process.
+One `PageTurns` serves all pods of a process, another one the histories that are shown.
 """
 
 import asyncio

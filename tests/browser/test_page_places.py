@@ -1,12 +1,13 @@
 """Deep links: each thing that can be opened has an address, which survives a reload and the browser's back."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from tests.browser import feed_data
 from tests.browser.chromium import chromium, grave_findings, opened
@@ -140,3 +141,38 @@ async def test_a_class_has_its_latency_and_its_decisions(browser: Browser) -> No
         await expect(page.locator("#sheet-body .spread").first).to_contain_text("p99 738 ms")
         await page.click("#sheet-body ul .linkish >> nth=0")
         await shows(page, "Decision at")
+
+
+async def test_candidates_that_come_late_do_not_cover_what_was_opened_meanwhile(browser: Browser) -> None:
+    fake = FakePicker(feed_data.snapshot(30, now=time.time()))
+    fake.decisions = fake.snapshot["decisions"]
+    may_answer = asyncio.Event()
+    has_asked = asyncio.Event()
+
+    async def late(route: Route) -> None:
+        has_asked.set()
+        await may_answer.wait()
+        await route.continue_()
+
+    async with running(fake), opened(browser, f"{fake.url}/#/decisions") as page:
+        await page.route("**/v1/decisions?*", late)
+        await page.click("#view-decisions .decision >> nth=0")
+        await page.click("#sheet-body button:text('Show all')")
+        await has_asked.wait()
+        await page.keyboard.press("Escape")
+        await is_closed(page, "#/decisions")
+        await page.goto(f"{fake.url}/#/prefixes/{fake.snapshot['prefixes']['nodes'][0]['id']}")
+        await shows(page, "A prefix")
+        async with page.expect_response("**/v1/decisions?*") as answer:
+            may_answer.set()
+        await (await answer.value).finished()
+        await page.evaluate("new Promise((done) => setTimeout(done))")  # what has come is taken in this turn
+        assert await page.locator("#sheet-body .explanation").count() == 0
+
+
+async def test_a_decision_is_found_by_the_id_that_its_answer_told(browser: Browser) -> None:
+    async with running(picker()) as fake, opened(browser, f"{fake.url}/#/decisions") as page:
+        await page.fill("#search", fake.snapshot["decisions"][3]["id"].upper())
+        await expect(page.locator("#view-decisions .decision")).to_have_count(1)
+        await page.click("#view-decisions .decision")
+        assert page.url.endswith(f"#/decisions/{fake.snapshot['decisions'][3]['id']}")

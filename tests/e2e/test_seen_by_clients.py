@@ -3,6 +3,7 @@
 A real Envoy with each of the files of `envoy/`, a whole picker, and simulated pods.
 """
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -208,3 +209,35 @@ async def test_an_envoy_at_the_edge_keeps_a_strangers_id_only_where_it_is_told_t
         assert status == 200
         assert (headers[REQUEST_ID] == "mine") is preserves
         assert (await mesh.line_of(headers))["request_id"] == headers[REQUEST_ID]
+
+
+# what no Unicode is, what is not printable, and more than most servers take
+ODD_IDS = {"bytes": b"\xff\xfe\x80", "signs": "h\u00e9 \u202e".encode(), "tab": b"a\tb", "long": b"x" * 40_000}
+
+
+@pytest.mark.parametrize("name", ODD_IDS.values(), ids=ODD_IDS)
+async def test_no_name_of_a_request_is_too_odd_for_the_pickers_answer(
+    name: bytes, pods: tuple[str, ...], tmp_path: Path
+) -> None:
+    async with way("local.yaml", pods, tmp_path, change=by_the_picker_alone) as mesh:
+        for model in ("tiny", "nobodys"):
+            body = json.dumps({"model": model, "prompt": "a", "max_tokens": 1}).encode()
+            reader, writer = await asyncio.open_connection(*mesh.gateway.removeprefix("http://").split(":"))
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\nx-request-id: %b\r\n\r\n%b" % (len(body), name, body)
+            )
+            first, *lines = (await reader.read()).partition(b"\r\n\r\n")[0].split(b"\r\n")
+            writer.close()
+            names = [line.partition(b": ")[0].decode() for line in lines]
+            assert [names.count(each) for each in (REQUEST_ID, DECISION_HEADER)] == [1, 1]
+            # the pod finds a long one too long, but has not failed
+            by_pod = b"400" if name == ODD_IDS["long"] else b"200"
+            assert first.split(b" ")[1] == (by_pod if model == "tiny" else b"404")
+            assert ("x-kvmesh-upstream" in names) == (model == "tiny")
+
+
+def by_the_picker_alone(config: dict[str, Any]) -> None:
+    """Leave it to the picker to tell the id."""
+    [chain] = config["static_resources"]["listeners"][0]["filter_chains"]
+    del chain["filters"][0]["typed_config"]["always_set_request_id_in_response"]

@@ -53,7 +53,7 @@ function verdict(decision, { names, ended, routed, rehearsed }) {
 
 const SHADOW = { refuse: "be refused", wait: "wait", degrade: "get less", offload: "have its prompt computed elsewhere" };
 
-/** Why it went where it went, in sentences; only what the numbers bear out. */
+/** Why it went where it went, in sentences; only what the numbers bear out. What they say of pods, decision_words.py says, too. */
 export function sentences(decision, names) {
   const said = [];
   if (decision.message) said.push(decision.message);
@@ -104,11 +104,10 @@ function comparison(decision, winner, pods, names) {
   const behind = told.filter(([, points]) => points < -TELLING).sort((a, b) => a[1] - b[1]).slice(0, 2);
   const listed = (items) => items.map(([name, points]) => `${name} (${points > 0 ? "+" : "−"}${Math.abs(points).toFixed(2)})`).join(", ");
   if (Math.abs(margin) <= TELLING && !ahead.length && !behind.length) {
-    const equal = 1 + others.filter((each) => Math.abs(winner.total - each.total) <= TELLING).length + (decision.candidates_left_out ?? 0);
-    return [`${equal === 2 ? "Two pods were" : `${equal} pods were`} as good as each other: one of them was taken.`];
+    return [`${decision.as_good === 2 ? "Two pods were" : `${decision.as_good} pods were`} as good as each other: one of them was taken.`];
   }
-  if (margin < -TELLING) return [`${names(next.endpoint)} scored ${(-margin).toFixed(2)} more, but did not get it: ${decision.notes?.length ? "see below" : `strategy ${decision.strategy}`}.`];
-  const lead = `Best of ${pods.length + (decision.candidates_left_out ?? 0)}: ${margin.toFixed(2)} points ahead of ${names(next.endpoint)}`;
+  if (margin < -TELLING) return [`${names(next.endpoint)} scored ${(-margin).toFixed(2)} more, but did not get it: ${decision.notes?.length ? "the notes say why" : `strategy ${decision.strategy}`}.`];
+  const lead = `Best of ${pods.length + (decision.candidates_left_out ?? 0)}: ${Math.max(0, margin).toFixed(2)} points ahead of ${names(next.endpoint)}`;
   return [`${lead}${ahead.length ? `, for its ${listed(ahead)}` : ""}${behind.length ? `; behind in ${listed(behind)}` : ""}.`];
 }
 

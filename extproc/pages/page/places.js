@@ -94,6 +94,7 @@ export class Places {
       set(event.target, { "aria-disabled": "true" });
       try {
         const [whole] = await this.#ask(decision.id);
+        if (this.#opened !== hashOf("decisions", decision.id)) return; // something else was opened meanwhile
         if (whole) fillSheet(shown({ ...decision, ...whole, candidates_left_out: 0, rejected_left_out: 0 }));
         else text(event.target, "The picker has forgotten it");
       } catch (error) {

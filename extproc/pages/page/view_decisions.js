@@ -12,7 +12,7 @@ export function decisionsView(root, app) {
   const held = { paused: false, items: null };
   const summary = el("p", { class: "lead" });
   const list = el("ol", { class: "decisions plain", "aria-labelledby": "h-decisions" });
-  const search = el("input", { id: "search", type: "search", placeholder: "Request id, model, pod or class", on: { input: () => refresh() } });
+  const search = el("input", { id: "search", type: "search", placeholder: "Request or decision id, model, pod or class", on: { input: () => refresh() } });
   const kind = el("select", { id: "kind", on: { change: () => refresh() } }, [["", "All"], ["refused", "Refused"], ["cold", "Cold"], ["lost", "Better cache elsewhere"], ["degraded", "Input missing"], ["queued", "Queued"], ["split", "Prefilled elsewhere"], ["failed", "Failed"]].map(([value, label]) => el("option", { value, text: label })));
   const pause = el("button", { type: "button", "aria-pressed": "false", text: "Pause", on: { click: () => hold(!held.paused) } });
   const news = el("button", { type: "button", class: "news", hidden: true, on: { click: () => hold(false) } });
@@ -71,7 +71,7 @@ function fits(each, words, kind, state) {
     failed: () => outcome !== null && !(outcome.status >= 200 && outcome.status < 400),
   };
   if (kind && !is[kind]()) return false;
-  return !words || [each.request_id, each.endpoint, each.class, each.request?.model, each.request?.class, each.reason].some((value) => value?.toLowerCase().includes(words));
+  return !words || [each.id, each.request_id, each.endpoint, each.class, each.request?.model, each.request?.class, each.reason].some((value) => value?.toLowerCase().includes(words));
 }
 
 const unseen = (words) => el("span", { class: "unseen", text: words });

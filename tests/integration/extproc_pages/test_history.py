@@ -17,7 +17,7 @@ async def asked_before_anybody_watched(picker: LivePicker) -> None:
     measured = Measured(ttft_seconds=0.3, inter_token_seconds=0.02)
     picker.pool.telemetry.history.measured(KEY, measured, weight=50.0, now=time.monotonic())
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while not sum(picker.pages.history(None).load.requests):  # its slice of five seconds is over
+        while not sum((await picker.pages.history(None)).load.requests):  # its slice of five seconds is over
             await asyncio.sleep(0.05)
 
 

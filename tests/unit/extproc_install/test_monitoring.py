@@ -235,6 +235,18 @@ def test_panels_have_a_number_and_a_title_each_and_say_what_they_show(board: Jso
 
 
 @BOARD
+def test_panels_use_the_words_of_the_glossary_and_the_page(board: Json) -> None:
+    for panel in panels_of(board):
+        for words in (panel["title"], panel.get("description", "")):
+            assert not re.search(
+                r"time to the first token|between tokens|token to token|under way", words, re.IGNORECASE
+            )
+        assert not re.search(
+            r"first token|in its cache|cached share|open (requests|exchanges)", panel["title"], re.IGNORECASE
+        )
+
+
+@BOARD
 def test_units_are_those_of_what_is_shown(board: Json) -> None:
     for panel in panels_of(board):
         unit = panel["fieldConfig"]["defaults"]["unit"]

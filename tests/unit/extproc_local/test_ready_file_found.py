@@ -1,6 +1,7 @@
 """A running mesh is found by what it leaves in the folder of its run."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,22 @@ def test_what_is_no_mesh_of_this_release_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path, "a")
     write(tmp_path, "b", gateway=7)
     assert running_mesh(None) is None
+
+
+def test_a_folder_of_another_user_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads a pipe that is called ready.json waits for ever."""
+
+    def never(path: Path) -> bytes:
+        raise AssertionError(f"{path} was read")
+
+    write(tmp_path, "a", gateway="http://a")
+    other = os.getuid() + 1
+    monkeypatch.setattr("os.getuid", lambda: other)
+    monkeypatch.setattr(Path, "read_bytes", never)
+    assert running_mesh(None) is None
+
+
+def test_a_link_to_a_mesh_is_no_second_mesh(tmp_path: Path) -> None:
+    write(tmp_path, "a", gateway="http://a")
+    (tmp_path / f"{RUN_PREFIX}b").symlink_to(tmp_path / f"{RUN_PREFIX}a")
+    assert running_mesh(None) == ReadyMesh(gateway="http://a")

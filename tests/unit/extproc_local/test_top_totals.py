@@ -66,6 +66,15 @@ def test_answers_older_than_a_minute_are_let_go_and_those_of_another_picker() ->
     assert seen.before(state(now=62.0, picks=1)) is None  # it began anew
 
 
+def test_what_a_replica_counted_before_it_was_heard_is_not_of_the_last_minute() -> None:
+    seen = Seen()
+    assert seen.before(state(now=0.0, picks=5), answering=["a"]) is None
+    both = state(now=1.0, picks=1_000_005)
+    assert seen.before(both, answering=["a", "b"]) is None
+    assert seen.before(state(now=2.0, picks=1_000_009), answering=["b", "a"]) == both
+    assert seen.before(state(now=3.0, picks=1_000_009), answering=["a"]) is None  # lost: its picks stand still
+
+
 def test_a_narrow_terminal_gets_as_many_lines_as_it_takes() -> None:
     now = state(now=20.0, picks=125, counts=(50.0, 0.0, 8.0, 0.0), decisions=4)
     assert said(now, state(now=10.0, picks=100, counts=(50.0, 0.0, 0.0, 0.0)), width=80) == [

@@ -10,7 +10,15 @@ from rich.console import Console
 
 from extproc.local.top_commands import replica_urls
 from extproc.local.top_view import Replica, added_up, as_data, show_data, show_lines, top_page
-from extproc.pages.picker_state import ClassState, DecisionState, EndpointState, IndexState, PickerState, PoolState
+from extproc.pages.picker_state import (
+    ClassState,
+    DecisionState,
+    EndpointState,
+    IndexState,
+    MeasuredState,
+    PickerState,
+    PoolState,
+)
 from kvmesh.output.forms import OutputForm
 
 STATE = PickerState(
@@ -238,3 +246,17 @@ def test_a_class_that_misses_its_objective_is_named(attainment: float | None, ju
     classes = (ClassState(name="critical", objective=0.99, attainment=attainment, judged=judged),)
     lines = drawn(WELL, state=msgspec.structs.replace(STATE, classes=classes))
     assert [each for each in lines if each.startswith("under pressure")] == line
+
+
+def test_ttft_is_of_one_replica_always_the_same_whichever_answered_last() -> None:
+    def measured(count: float) -> PickerState:
+        return PickerState(now=9.0, ttft=MeasuredState(bounds=(0.1,), counts=(count, 0.0)))
+
+    for at in (1.0, 3.0):
+        found = added_up([heard(ONE, measured(500.0), at=at), heard(OTHER, measured(90_000.0), at=2.0)])
+        assert found is not None
+        assert found.ttft.counts == (90_000.0, 0.0)
+    lost = msgspec.structs.replace(heard(OTHER, measured(90_000.0), at=2.0), problem="refused")
+    found = added_up([heard(ONE, measured(500.0), at=1.0), lost])
+    assert found is not None
+    assert found.ttft.counts == (500.0, 0.0)

@@ -1,10 +1,12 @@
 """What is shown of a decision and of the end of an exchange."""
 
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from extproc.errors import NoReadyEndpointError
 from extproc.pages.decision_state import decision_state, ended_state, record_id
+from extproc.pages.decision_words import why
 from extproc.pages.picker_state import DecisionState, EndedEvent
 from extproc.policy.priority import PriorityPolicy, Quota
 from extproc.policy.values import PickPolicy
@@ -28,6 +30,15 @@ def test_a_decision_shows_the_winner_and_the_best_of_the_others() -> None:
     everything = decision_state(record(many), policy=POLICY)
     assert [each.endpoint for each in everything.candidates] == [f"p:{n}" for n in range(20)]
     assert (everything.candidates_left_out, everything.rejected_left_out) == (0, 0)
+
+
+def test_as_good_as_the_winner_are_only_those_with_its_total() -> None:
+    many = structs.replace(
+        decision(*(f"p:{number}" for number in range(5))), totals=(3.0, 1.0, 3.0, 1.0, 3.004), scores={}
+    )
+    for most in (0, 2, None):
+        assert decision_state(record(many), policy=POLICY, most=most).as_good == 3
+    assert why(decision_state(record(many), policy=POLICY, most=2)).startswith("3 pods were as good as each other")
 
 
 @pytest.mark.parametrize(("tenant", "shown"), [("", ""), ("acme", "acme"), ("planted-secret", "other"), ("*", "other")])

@@ -41,11 +41,11 @@ def test_it_says_by_what_it_is_ahead_and_in_what_behind() -> None:
     [
         ({"candidates": DECISION.candidates[:1], "candidates_left_out": 0}, "It was the only pod that could take it."),
         (
-            {"candidates": [candidate("a", 1.0), candidate("b", 1.0)]},
-            "4 pods were as good as each other: one of them was taken.",
+            {"candidates": [candidate("a", 1.0), candidate("b", 1.0)], "as_good": 3},
+            "3 pods were as good as each other: one of them was taken.",
         ),
         (
-            {"candidates": [candidate("a", 1.0), candidate("b", 1.0)], "candidates_left_out": 0},
+            {"candidates": [candidate("a", 1.0), candidate("b", 1.0)], "as_good": 2},
             "Two pods were as good as each other: one of them was taken.",
         ),
         (

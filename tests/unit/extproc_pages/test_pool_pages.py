@@ -1,6 +1,7 @@
 """One pool's pages: what is shown of small pools."""
 
 import time
+from bisect import bisect_left
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,8 +25,10 @@ from extproc.prefixes.match_watch import MatchFinding
 from extproc.prompts.token_checks import TokenState, TokenVerdict
 from extproc.scaling.seen import Signal
 from extproc.slo.attainment import Attainment
+from extproc.telemetry import metrics
 from kvmesh.blocks.findings import Finding as IndexFinding
 from kvmesh.blocks.source import IndexStatus, SourceState, SourceStatus
+from kvmesh.metrics.registry import Histogram
 from tests.unit.extproc_pages.decision_records import decision, record
 
 POLICY = PickPolicy(
@@ -218,3 +221,15 @@ def test_the_state_has_the_pods_the_classes_and_short_decisions() -> None:
     (shown,) = state.decisions
     assert (shown.endpoint, shown.model, shown.reasons) == ("a:1", "tiny", ["turn 0.00 × 1"])
     assert (shown.candidates, shown.candidates_left_out) == ([], 2)
+
+
+def test_a_request_with_a_prefill_leg_has_one_ttft() -> None:
+    """What a prefill pod measures is of the leg; kvmesh top would count its request twice."""
+    shown = pages()
+    series = shown.pool.telemetry.latencies.ttft.series
+    for role, seconds in (("prefill", 0.02), ("decode", 0.3), ("both", 0.3)):
+        series["tiny", role] = Histogram(metrics.TTFT, ("tiny", role))
+        series["tiny", role].observe(seconds)
+    measured = shown.state(INDEX, findings=None).ttft
+    assert measured.bounds == metrics.TTFT.bounds
+    assert sum(measured.counts) == measured.counts[bisect_left(metrics.TTFT.bounds, 0.3)] == 2.0

@@ -17,7 +17,6 @@ SETTINGS = PickerSettings(
     endpoints=("10.0.0.1:8000",),
     model="qwen",
     tokenizer_folder=Path("/models/qwen"),
-    hash_seed="seed",
     grpc_port=1,
     index_timeout_seconds=0.05,
     steering=Steering.ORIGINAL_DST,
@@ -39,6 +38,15 @@ def test_no_password_is_shown_but_that_there_is_one() -> None:
     assert shown.redis_options == {"redis_ca_file": "/tls/ca.pem"}
 
 
+def test_a_seed_of_its_own_keys_hashes_in_redis_and_is_not_shown() -> None:
+    assert "s33d" not in repr(round_trip(replace(SETTINGS, hash_seed="s33d")))
+    with pytest.raises(ConfigError, match="has a --hash-seed of its own, which it does not show: give --hash-seed"):
+        taken_over(round_trip(replace(SETTINGS, hash_seed="s33d")), PickerSettings(), given=())
+    own = PickerSettings(hash_seed="s33d")
+    assert taken_over(round_trip(SETTINGS), own, given={"hash_seed"}).hash_seed == "s33d"
+    assert round_trip(replace(SETTINGS, hash_seed=PickerSettings().hash_seed)).hash_seed == "kvmesh"
+
+
 def test_the_settings_are_taken_over() -> None:
     settings = replace(SETTINGS, redis_url=RedisAccess(url="rediss://redis:6379/2", ca_file=Path("/tls/ca.pem")))
     taken = taken_over(round_trip(settings), PickerSettings(), given=())
@@ -55,7 +63,6 @@ def test_models_are_taken_over() -> None:
 @pytest.mark.parametrize(
     ("flag", "kept"),
     [
-        ("hash_seed", "hash_seed"),
         ("endpoints", "endpoints"),
         ("redis", "redis_url"),
         ("tokenizer", "tokenizer_folder"),
