@@ -21,6 +21,8 @@ PLANNED = "what was planned, not what was measured"
 BY_HAND = "Measured once, by hand"
 # page and the beginning of the table's head -> its source
 SOURCES = {
+    ("evidence/first-hour.md", "| to | how"): BY_HAND,
+    ("evidence/first-hour.md", "| fault | found"): BY_HAND,
     ("evidence/hybrid-models.md", "| model | groups"): "make test-vllm",
     ("evidence/overload-benchmark.md", "| class | prompt tokens"): PLANNED,
     ("evidence/scaling.md", "| mix | a prompt"): PLANNED,
