@@ -113,10 +113,10 @@ async def eventually(
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody uses now, all different."""
+    """Return ports that nobody uses now, all different; at no address, since proxies listen at all of them."""
     ports: list[int] = []
     while len(ports) < count:
-        ports.append(pick_free_port(host="127.0.0.1", avoid=ports))
+        ports.append(pick_free_port(host="0.0.0.0", avoid=ports))
     return ports
 
 

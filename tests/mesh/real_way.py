@@ -29,6 +29,7 @@ from tests.mesh.mesh_objects import (
     slices,
 )
 
+NOBODY = f"{HOST}:1"  # a free port may be taken by another test meanwhile, which would not refuse
 GATEWAY = "inference-gateway"
 OF_ISTIOD = ("Service", "EnvoyFilter", "DestinationRule", "PeerAuthentication", "AuthorizationPolicy", "Sidecar")
 
@@ -81,14 +82,13 @@ class MeshCase:
         rendered = [dict(each) for each in render(self.plan(port)) if each["kind"] in OF_ISTIOD]
         for number, each in enumerate(each for each in rendered if each["kind"] == "Service"):
             each["spec"] = each["spec"] | {"clusterIP": f"10.96.1.{number + 1}"}
-        (nobody,) = free_ports(1)
-        picker = stack.ready["extproc"] if self.has_picker else f"{HOST}:{nobody}"
+        picker = stack.ready["extproc"] if self.has_picker else NOBODY
         return [
             *rendered,
             service(POOL.namespace, POOL.name, port=pool_port, number=1),
             *slices(POOL.namespace, POOL.name, stack.ready["endpoints"]),
             service(SHOP.namespace, SHOP.name, port=pool_port, number=2),
-            *slices(SHOP.namespace, SHOP.name, [f"{HOST}:{nobody}"]),
+            *slices(SHOP.namespace, SHOP.name, [NOBODY]),
             *slices(PICKER.namespace, PICKER.name, [picker], port_name="grpc-ext-proc"),
             _shown_upstream(),
             *([] if self.is_sidecar else self._gateway(port, authority)),
