@@ -8,6 +8,7 @@ import msgspec
 from extproc.doctor import judge_envoy as envoy
 from extproc.doctor import judge_index as index
 from extproc.doctor import judge_pods as pods
+from extproc.doctor import judge_tokens as tokens
 from extproc.doctor import judge_xds as xds
 from extproc.doctor.facts import Facts
 from extproc.doctor.findings import Finding, Severity, unchecked
@@ -110,7 +111,9 @@ CHECKS: dict[str, Check] = {
     "models-served": Check(judge=pods.models_served, right="the pods serve the configured models", applies=_pods),
     "vllm-version": Check(judge=pods.vllm_version, right="the pods run one known version of vLLM", applies=_pods),
     "prefix-caching": Check(judge=pods.prefix_caching, right="every pod caches prefixes", applies=_pods),
-    "tokens": Check(judge=pods.tokens, right="picker and pods make the same tokens of every probe", applies=_tokenized),
+    "tokens": Check(
+        judge=tokens.tokens, right="picker and pods make the same tokens of every probe", applies=_tokenized
+    ),
     "render": Check(judge=pods.render, right="the pods tell the tokens of prompts", applies=_rendered),
     "event-publisher": Check(judge=index.event_publisher, right="every pod publishes its KV events", applies=_pods),
     "replay-socket": Check(judge=index.replay_socket, right="every pod can replay its events", applies=_pods),
@@ -135,7 +138,7 @@ CHECKS: dict[str, Check] = {
         judge=pods.picker_endpoints, right="the picker has the same endpoints", applies=_picker_answers
     ),
     "picker-tokens": Check(
-        judge=pods.picker_tokens, right="the running picker counts tokens as the pods do", applies=_picker_tokens
+        judge=tokens.picker_tokens, right="the running picker counts tokens as the pods do", applies=_picker_tokens
     ),
     "envoy-filter": Check(
         judge=envoy.envoy_filter, right="Envoy shows requests to an ext_proc service", applies=_envoy

@@ -132,12 +132,11 @@ class IndexerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickerTokens:
-    """How many tokens the running picker and a pod make of one probe."""
+    """How many tokens the running picker makes of one probe; what the pods make of it is in their `PodFacts.tokens`."""
 
     model: str
     probe: str
-    picker: int
-    pod: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

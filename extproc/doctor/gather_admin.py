@@ -81,21 +81,17 @@ async def gather_pools_picker(
 async def gather_picker_tokens(
     client: Client, url: str, *, pods: Sequence[PodFacts], pool: str = ""
 ) -> tuple[PickerTokens, ...]:
-    """Return how many tokens the picker sees in what the pods have tokenized; `pool` is whose they are, of several."""
+    """Return how many tokens the picker sees in what any pod has tokenized; `pool` is whose they are, of several."""
     probes = {probe.name: probe for probe in PROBES}
     of_pool = f"&pool={quote(pool, safe='')}" if pool else ""
-    first: dict[frozenset[str], PodFacts] = {}  # one pod for each set of models: pods are compared elsewhere
-    for pod in pods:
-        first.setdefault(frozenset(one.model for one in pod.tokens), pod)
+    tokenized = dict.fromkeys((one.model, one.probe) for pod in pods for one in pod.tokens if one.theirs is not None)
     found = []
-    for one in (one for pod in first.values() for one in pod.tokens):
-        if one.theirs is None:
-            continue
-        probe = probes[one.probe]
-        page = await client.ask_admin(f"{url}/v1/explain?path={probe.path}{of_pool}", post=probe.body(one.model))
+    for model, name in tokenized:
+        probe = probes[name]
+        page = await client.ask_admin(f"{url}/v1/explain?path={probe.path}{of_pool}", post=probe.body(model))
         tokens = page.field("prompt_tokens")
         if isinstance(tokens, int):
-            found.append(PickerTokens(model=one.model, probe=one.probe, picker=tokens, pod=len(one.theirs)))
+            found.append(PickerTokens(model=model, probe=name, count=tokens))
     return tuple(found)
 
 

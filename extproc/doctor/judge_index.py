@@ -4,12 +4,12 @@ An event is published, replayable, followed, applied, and found under the picker
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from extproc.doctor.facts import Facts, PodFacts, Publisher, TrialFacts
 from extproc.doctor.findings import Finding, error, unchecked, warning
-from kvmesh.blocks.source import SourceState
+from kvmesh.blocks.source import NOT_FOLLOWED, SourceState
 
 OLDEST_REDIS = (6, 2)
 FULL_SHARE = 0.85  # of maxmemory
@@ -20,6 +20,7 @@ CONFIG = (
 NO_REPLAY = "no-replay-endpoint"  # the indexer's reason for a stream that cannot be replayed
 SILENT_SECONDS = 300.0  # of a pod that is running requests
 FOLLOWED = (SourceState.LIVE, SourceState.DEGRADED)
+REACHED = frozenset(SourceState) - {SourceState.LOST}
 LOOPBACK = ("127.", "localhost", "::1")
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
@@ -176,7 +177,8 @@ def index_follows(facts: Facts) -> Iterator[Finding]:
         yield error(
             "index",
             "no indexer is alive: the index stands still",
-            fix="start `kvmesh indexer` with the same --redis, --model and --hash-seed as the picker",
+            fix="start `kvmesh indexer` with the same --redis, --model and --hash-seed as the picker; restart one that "
+            "runs and does nothing",
         )
     if index.unreadable:
         yield error(
@@ -185,7 +187,8 @@ def index_follows(facts: Facts) -> Iterator[Finding]:
             fix="see docs/reference/redis.md, What others have written; give kvmesh a Redis database that nobody else "
             "writes to",
         )
-    yield from _states(facts)
+    if index.indexer_alive:  # else nobody follows any pod, and there is nothing to mend at the pods
+        yield from _states(facts)
 
 
 def _states(facts: Facts) -> Iterator[Finding]:
@@ -194,12 +197,13 @@ def _states(facts: Facts) -> Iterator[Finding]:
     without_replay = {pod.endpoint for pod in facts.pods for each in pod.publishers if each.enabled and not each.replay}
     for endpoint in facts.expected.endpoints:
         sources = index.of(endpoint)
-        if not sources and index.indexer_alive:
+        if all(source.state is SourceState.LOST and source.reason == NOT_FOLLOWED for source in sources):
             yield error(
                 endpoint,
                 "no indexer follows it: the index does not know it",
                 fix="name it in the indexer's --endpoints, written exactly as in the picker's",
             )
+            continue
         for source in sources:
             subject = f"{endpoint}#{source.dp_rank}"
             if source.state is SourceState.LOST:
@@ -221,9 +225,13 @@ def _states(facts: Facts) -> Iterator[Finding]:
 
 def events_flow(facts: Facts) -> Iterator[Finding]:
     """Events come of what the pods compute."""
+    if facts.index.problem:
+        return
+    dark = _without(facts, REACHED, of=[pod.endpoint for pod in facts.answering])
+    yield from _not_judged(facts, dark)
     for pod in facts.answering:
         sources = facts.index.of(pod.endpoint)
-        if not sources or pod.prefix_caching is False:
+        if pod.prefix_caching is False or pod.endpoint in dark:
             continue  # said by other checks
         last = max(source.last_batch_at for source in sources)
         ever = any(source.last_seq >= 0 for source in sources)
@@ -240,6 +248,25 @@ def events_flow(facts: Facts) -> Iterator[Finding]:
                 f"runs {pod.running} requests, and its last event is {facts.now - last:.0f} s old",
                 fix="see docs/reference/findings.md, no-events and short-prompts",
             )
+
+
+def _without(facts: Facts, states: Collection[SourceState], *, of: Iterable[str]) -> list[str]:
+    """Return those endpoints that no living indexer follows in one of these states."""
+    index = facts.index
+    return [
+        endpoint
+        for endpoint in dict.fromkeys(of)
+        if not index.indexer_alive or not any(source.state in states for source in index.of(endpoint))
+    ]
+
+
+def _not_judged(facts: Facts, endpoints: Sequence[str]) -> Iterator[Finding]:
+    """Say in one line of what a check can say nothing: `index-follows` has the cause."""
+    index, fix = facts.index, "mend what index-follows says, and run this again"
+    if endpoints and not index.indexer_alive:
+        yield unchecked("index", f"not checked: {index.problem or 'no indexer is alive'}", fix=fix)
+    elif endpoints:
+        yield unchecked(", ".join(endpoints), "not checked: the index does not follow it, or not yet", fix=fix)
 
 
 def block_size(facts: Facts) -> Iterator[Finding]:
@@ -268,6 +295,8 @@ def block_size(facts: Facts) -> Iterator[Finding]:
 
 def same_keys(facts: Facts) -> Iterator[Finding]:
     """A fresh prompt is found in the index where it was served, under the picker's seed and model."""
+    lost = [trial.endpoint for trial in facts.trials or () if _is_lost(trial)]
+    yield from _not_judged(facts, _without(facts, FOLLOWED, of=lost))
     for trial in facts.trials or ():
         if trial.problem:
             yield unchecked(
@@ -282,6 +311,11 @@ def same_keys(facts: Facts) -> Iterator[Finding]:
                 fix=f"give the running picker --hash-seed {facts.expected.hash_seed} and the model's name "
                 f"{trial.model}, as the indexer has them, and the same --redis",
             )
+
+
+def _is_lost(trial: TrialFacts) -> bool:
+    """Whether the prompt was served, and the index shows no trace of it."""
+    return not (trial.problem or trial.matched_tokens or trial.batches or trial.found_as)
 
 
 def _not_found(facts: Facts, trial: TrialFacts) -> Iterator[Finding]:
@@ -301,8 +335,7 @@ def _not_found(facts: Facts, trial: TrialFacts) -> Iterator[Finding]:
             fix=f"give the indexer --hash-seed {facts.expected.hash_seed} and --model {trial.model}, as the picker "
             "has them",
         )
-    elif any(source.state in FOLLOWED for source in facts.index.of(trial.endpoint)):
-        # what is not followed, or cannot be, is said by another check
+    elif not _without(facts, FOLLOWED, of=[trial.endpoint]):
         yield error(
             trial.endpoint,
             f"a prompt of {trial.model} ({trial.tokens} tokens) was served, and no event came within "

@@ -1,13 +1,12 @@
-"""Judges the pods, the tokens that they make, the pools that they are in, and the running picker in front of them."""
+"""Judges the pods, the pools that they are in, and the running picker in front of them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from extproc.doctor.facts import SERVING, Facts, PodFacts, PoolFacts
 from extproc.doctor.findings import Finding, Severity, error, fine, unchecked, warning
 from extproc.models.models import TokensFrom
 from extproc.policy.status import ACCEPTED, FALSE, PENDING, PROGRAMMED, WARNING, Condition
-from extproc.prompts.token_probes import TokenComparison
 from kvmesh.pods.pod_access import FORBIDDEN, UNAUTHORIZED
 
 OLDEST = (0, 8)  # vLLM; docs/limits.md
@@ -230,90 +229,6 @@ def _away(seconds: float) -> str:
 
 def _names(names: frozenset[str] | set[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"
-
-
-def tokens(facts: Facts) -> Iterator[Finding]:
-    """Every probe has the same tokens here and on every pod."""
-    for model in facts.expected.models.served:
-        of_pods = {pod.endpoint: [one for one in pod.tokens if one.model == model.name] for pod in facts.pods}
-        compared = [one for of_pod in of_pods.values() for one in of_pod]
-        if compared and all(one.ours is None for one in compared):
-            yield error(
-                model.name,
-                f"the tokenizer cannot be used: {compared[0].our_problem}",
-                fix="copy tokenizer.json, tokenizer_config.json and the chat template of the pods' model anew, and "
-                "name that folder in --tokenizer",
-            )
-            continue
-        for endpoint, of_pod in of_pods.items():
-            yield from _tokens_of_pod(endpoint, model.name, of_pod)
-
-
-def _tokens_of_pod(endpoint: str, model: str, compared: Sequence[TokenComparison]) -> Iterator[Finding]:
-    answered = [one for one in compared if one.theirs is not None or one.refused]
-    if compared and not answered:
-        yield unchecked(
-            endpoint,
-            f"the tokens of {model} cannot be compared: {compared[0].their_problem}",
-            fix="let this machine reach POST /tokenize of the pod",
-        )
-        return
-    wrong = [one for one in answered if not one.agree]
-    if not wrong:
-        return
-    names = ", ".join(one.probe for one in wrong)
-    first = wrong[0]
-    if not all(one.is_chat for one in wrong):
-        yield error(endpoint, f"other tokens of {model} ({names}): {first.difference}", fix=_tokenizer_fix(first))
-    elif first.ours is None:
-        yield error(
-            endpoint,
-            f"chats of {model} cannot be rendered here ({names}): {first.our_problem}",
-            fix="copy the pods' chat template to the --tokenizer folder (chat_template.jinja) or name it as "
-            "`chatTemplate` in `models`",
-        )
-    else:
-        yield error(
-            endpoint,
-            f"the same text tokens of {model}, but other chats ({names}): {first.difference}",
-            fix="use the pods' chat template: what they have as --chat-template and --default-chat-template-kwargs "
-            "belongs in `chatTemplate` and `chatTemplateKwargs` of `models`",
-        )
-
-
-def _tokenizer_fix(one: TokenComparison) -> str:
-    ours, theirs = one.ours or (), one.theirs or ()
-    if ours[1:] == theirs or theirs[1:] == ours:
-        return (
-            "only the first token differs, a begin-of-text: copy tokenizer.json and tokenizer_config.json (with its "
-            "add_bos_token) from the pods' model to the --tokenizer folder"
-        )
-    return "the --tokenizer folder is another model's or another revision's: copy it from what the pods load"
-
-
-def picker_tokens(facts: Facts) -> Iterator[Finding]:
-    """The running picker counts the tokens that the pods count."""
-    picker = facts.picker
-    if picker is None or picker.problem:
-        return
-    for model in dict.fromkeys(one.model for one in picker.tokens):
-        wrong = [one for one in picker.tokens if one.model == model and one.picker != one.pod]
-        if wrong:
-            first = wrong[0]
-            yield error(
-                picker.url,
-                f"the running picker sees {first.picker} tokens of {model} where a pod has {first.pod} "
-                f"({', '.join(one.probe for one in wrong)})",
-                fix="give the running picker the --model, --tokenizer and `models` that this command was given",
-            )
-    known = frozenset(one.model for one in picker.tokens)
-    compared = {one.model for pod in facts.pods for one in pod.tokens if one.theirs is not None}
-    for model in sorted(compared - known):
-        yield warning(
-            picker.url,
-            f"the running picker explains no request for {model}",
-            fix="see its log and `kvmesh explain`",
-        )
 
 
 def picker_answers(facts: Facts) -> Iterator[Finding]:

@@ -1,6 +1,9 @@
 """Planted between pods and picker: seeds, models, indexers, Redis, the running picker. Real servers throughout."""
 
+import asyncio
 import logging
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +11,11 @@ import pytest
 
 from extproc.doctor.examine import DoctorSettings, run_startup_checks
 from extproc.doctor.findings import Severity
+from kvmesh.blocks.source import NOT_FOLLOWED, IndexStatus
+from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.doctor_mesh import (
+    DEADLINE_SECONDS,
+    FOLLOWED,
     HEALTHY,
     SEED,
     findings,
@@ -21,25 +28,69 @@ from tests.integration.doctor_mesh import (
     two_ports,
 )
 from tests.integration.envoy_process import HOST
+from tests.integration.kv_indexer_processes import indexer_process
 from tests.integration.kv_redis import RedisServer
+
+DEFAULT_SEED = "kvmesh"  # of `kvmesh indexer`
+
+
+WITHOUT_INDEXER = [
+    ("index-follows", Severity.ERROR, "index"),
+    ("events-flow", Severity.UNCHECKED, "index"),
+    ("same-keys", Severity.UNCHECKED, "index"),
+]
 
 
 async def test_no_indexer_is_found(redis_server: RedisServer) -> None:
     async with pods(HEALTHY) as addresses:
         found = await findings(picker_settings(redis_server.url, addresses), visible_within_seconds=0.1)
 
-    finding = only(found, "index-follows")
-    assert (finding.severity, finding.seen) == (Severity.ERROR, "no indexer is alive: the index stands still")
-    assert "kvmesh indexer" in finding.fix
+    assert [(each.check, each.severity, each.subject) for each in found] == WITHOUT_INDEXER
+    assert found[0].seen == "no indexer is alive: the index stands still"
+    assert "kvmesh indexer" in found[0].fix
+
+
+async def test_a_stopped_indexer_is_one_error_whatever_it_has_left_in_redis(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    async with pods(HEALTHY, HEALTHY) as addresses:
+        with indexer_process(redis_server, tmp_path, name="a", endpoints=addresses) as process:
+            await until_status(
+                redis_server.url,
+                lambda status: {each.endpoint for each in status.sources if each.state in FOLLOWED} >= set(addresses),
+            )
+            settings = picker_settings(redis_server.url, addresses, hash_seed=DEFAULT_SEED)
+            assert await findings(settings) == []
+            process.send(signal.SIGSTOP)
+            status = await until_status(redis_server.url, lambda status: not status.indexer_alive)
+            found = await findings(settings, visible_within_seconds=0.1)
+
+    assert [each.reason for each in status.sources] == [NOT_FOLLOWED, NOT_FOLLOWED]
+    assert [(each.check, each.severity, each.subject) for each in found] == WITHOUT_INDEXER
+
+
+async def until_status(redis_url: str, right: Callable[[IndexStatus], bool]) -> IndexStatus:
+    """What the index says of itself once it is `right`."""
+    reader = PrefixIndexReader(url=redis_url, hash_seed=DEFAULT_SEED)
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not right(status := await reader.status()):
+                await asyncio.sleep(0.02)
+            return status
+    finally:
+        await reader.close()
 
 
 async def test_a_pod_that_no_indexer_follows_is_found(redis_server: RedisServer) -> None:
     async with pods(HEALTHY, HEALTHY) as addresses, indexer(redis_server.url, addresses[:1]):
         found = await findings(picker_settings(redis_server.url, addresses), visible_within_seconds=0.1)
 
-    finding = only(found, "index-follows")
-    assert (finding.severity, finding.subject) == (Severity.ERROR, addresses[1])
-    assert "the indexer's --endpoints" in finding.fix
+    assert [(each.check, each.severity, each.subject) for each in found] == [
+        ("index-follows", Severity.ERROR, addresses[1]),
+        ("events-flow", Severity.UNCHECKED, addresses[1]),
+        ("same-keys", Severity.UNCHECKED, addresses[1]),
+    ]
+    assert "the indexer's --endpoints" in found[0].fix
 
 
 @pytest.mark.parametrize("theirs", ["kvmesh", "nobody-guesses-this"])
@@ -162,8 +213,8 @@ async def test_the_start_up_checks_log_and_return_what_is_wrong_and_send_no_prom
         found = await run_startup_checks(settings, after_seconds=0)
         records = [(record.levelname, record.__dict__["check"]) for record in caplog.records]
 
-    assert [(finding.check, finding.severity) for finding in found] == [("index-follows", Severity.ERROR)]
-    assert records == [("ERROR", "index-follows")]
+    assert [(finding.check, finding.severity, finding.subject) for finding in found] == WITHOUT_INDEXER[:2]
+    assert records == [("ERROR", "index-follows"), ("WARNING", "events-flow")]
     assert DoctorSettings(picker=settings).trial  # which the command makes, and this does not
 
 

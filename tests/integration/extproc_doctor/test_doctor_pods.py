@@ -161,6 +161,21 @@ async def test_another_chat_template_is_told_from_another_tokenizer(redis_server
     assert "--chat-template" in finding.fix
 
 
+async def test_of_three_pods_the_one_with_another_chat_template_is_to_be_mended(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    folder = folder_with(tmp_path, "chat_template.jinja", lambda page: page + b"{{ ' And be kind.' }}")
+    async with (
+        pods(HEALTHY, Tampered(folder=folder), HEALTHY) as addresses,
+        indexer(redis_server.url, addresses),
+    ):
+        found = await findings(picker_settings(redis_server.url, addresses))
+
+    finding = only(found, "tokens")
+    assert (finding.severity, finding.subject) == (Severity.ERROR, addresses[1])
+    assert finding.fix.startswith("1 of 3 pods differs: mend that pod: start it with the others' --chat-template")
+
+
 async def test_another_tokenizer_is_found(redis_server: RedisServer, tmp_path: Path) -> None:
     def without_merges(page: bytes) -> bytes:
         merges = page.index(b'"merges"')

@@ -10,14 +10,12 @@ from extproc.doctor.facts import (
     IndexerFacts,
     IndexerFinding,
     PickerFacts,
-    PickerTokens,
     TrialFacts,
 )
 from extproc.doctor.findings import Finding, Severity, error, exit_code, unchecked, warning
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import EndpointModels
-from extproc.prompts.token_probes import TokenComparison
-from kvmesh.blocks.source import SourceState
+from kvmesh.blocks.source import NOT_FOLLOWED, SourceState
 from tests.unit.extproc_doctor.doctor_facts import (
     NOW,
     POD,
@@ -31,11 +29,6 @@ from tests.unit.extproc_doctor.doctor_facts import (
     pod,
     redis,
 )
-
-
-def compared(ours: tuple[int, ...] | None, theirs: tuple[int, ...] | None, **changes: object) -> TokenComparison:
-    same = TokenComparison(model="tiny", probe="chat", is_chat=True, ours=ours, theirs=theirs)
-    return replace(same, **changes)  # type: ignore[arg-type]
 
 
 def test_a_mesh_in_which_all_is_well_has_ok_findings_only() -> None:
@@ -185,47 +178,6 @@ def test_a_model_that_is_to_be_routed_on_text_is_said() -> None:
     assert (finding.severity, finding.subject) == (Severity.WARNING, "tiny")
 
 
-# tokens ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_missing_begin_of_text_is_recognised() -> None:
-    text = compared((1, 2, 3), (9, 1, 2, 3), probe="completion", is_chat=False)
-    [finding] = found("tokens", facts(pod(tokens=(text,))))
-
-    assert finding.seen == "other tokens of tiny (completion): 3 here, 4 there, token 0 differs"
-    assert "begin-of-text" in finding.fix
-
-
-def test_a_prompt_that_both_sides_refuse_is_no_difference() -> None:
-    refused = compared(None, None, our_problem="System role not supported", refused=True)
-
-    assert found("tokens", facts(pod(tokens=(refused, compared((1,), (1,)))))) == []
-
-
-def test_chats_that_only_the_pods_can_render_are_found() -> None:
-    text = compared((1,), (1,), probe="completion", is_chat=False)
-    chat = compared(None, (1, 2), our_problem="there is no template")
-    [finding] = found("tokens", facts(pod(tokens=(text, chat))))
-
-    assert finding.seen == "chats of tiny cannot be rendered here (chat): there is no template"
-    assert "chat_template" in finding.fix
-
-
-def test_tokens_that_one_pod_makes_differently_are_that_pods_finding() -> None:
-    wrong = pod(endpoint="10.0.0.2:8000", tokens=(compared((1, 2), (1, 3)),))
-    seen = facts(pod(tokens=(compared((1, 2), (1, 2)),)), wrong)
-
-    assert [finding.subject for finding in found("tokens", seen)] == ["10.0.0.2:8000"]
-
-
-def test_a_running_picker_that_explains_nothing_of_a_model_is_found() -> None:
-    picker = PickerFacts(url="http://p", tokens=(PickerTokens(model="tiny", probe="chat", picker=3, pod=3),))
-    other = compared((1,), (1,), model="big")
-    seen = facts(pod(tokens=(compared((1,), (1,)), other)), picker=picker)
-
-    assert lines("picker-tokens", seen) == [("warning", "http://p", "the running picker explains no request for big")]
-
-
 # events ---------------------------------------------------------------------------------------------------------------
 
 
@@ -342,10 +294,49 @@ def test_what_becomes_of_a_fresh_prompt_tells_where_the_chain_breaks(
     assert all(fix in finding.fix for finding in findings)
 
 
-def test_a_prompt_of_a_pod_that_is_not_followed_is_no_second_finding() -> None:
-    lost = index(replace(SOURCE, state=SourceState.LOST))
+def test_where_no_indexer_is_alive_there_is_one_error_and_nothing_is_called_fine_that_needs_one() -> None:
+    """The records that it left are old, and what they say of the pods is its own doing."""
+    two = pod(), pod(endpoint="10.0.0.2:8000", running=3)
+    left = [
+        replace(SOURCE, endpoint=each.endpoint, state=SourceState.LOST, reason=NOT_FOLLOWED, last_batch_at=NOW - 1000)
+        for each in two
+    ]
+    trials = tuple(TrialFacts(endpoint=each.endpoint, model="tiny", tokens=49) for each in two)
+    seen = facts(*two, index=index(*left, indexer_alive=False), trials=trials)
 
-    assert found("same-keys", facts(index=lost, trials=(TrialFacts(endpoint=POD, model="tiny", tokens=49),))) == []
+    assert [
+        (each.check, each.severity.value, each.subject, each.seen)
+        for each in judge(seen)
+        if each.severity is not Severity.OK
+    ] == [
+        ("index-follows", "error", "index", "no indexer is alive: the index stands still"),
+        ("events-flow", "unchecked", "index", "not checked: no indexer is alive"),
+        ("same-keys", "unchecked", "index", "not checked: no indexer is alive"),
+    ]
+
+
+def test_what_an_index_without_an_indexer_still_shows_of_a_prompt_is_judged() -> None:
+    other = TrialFacts(endpoint=POD, model="tiny", tokens=49, found_as=("other", "tiny"))
+
+    assert [how for how, _, _ in lines("same-keys", facts(index=index(indexer_alive=False), trials=(other,)))] == [
+        "error"
+    ]
+
+
+@pytest.mark.parametrize("reason", ["", "unreachable"])
+def test_a_prompt_of_a_pod_that_is_not_followed_is_not_checked(reason: str) -> None:
+    lost = index(replace(SOURCE, state=SourceState.LOST, reason=reason))
+    seen = facts(index=lost, trials=(TrialFacts(endpoint=POD, model="tiny", tokens=49),))
+    expected = [("unchecked", POD, "not checked: the index does not follow it, or not yet")]
+
+    assert lines("same-keys", seen) == lines("events-flow", seen) == expected
+
+
+def test_a_pod_that_living_indexers_have_left_is_no_pod_whose_ports_are_closed() -> None:
+    [finding] = found("index-follows", facts(index=index(replace(SOURCE, state=SourceState.LOST, reason=NOT_FOLLOWED))))
+
+    assert (finding.subject, finding.seen) == (POD, "no indexer follows it: the index does not know it")
+    assert "--endpoints" in finding.fix
 
 
 def test_what_the_indexers_have_found_is_passed_on_with_its_page() -> None:
