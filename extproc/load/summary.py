@@ -34,7 +34,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     failed: int
     warm_up: int  # sent before the measured part, not counted in anything else
-    warm_up_failed: dict[str, int]  # how many of these were not answered whole, by reason and server
+    warm_up_failed: dict[str, int] = {}  # how many of these were not answered whole, by reason and server
     unfinished: int  # cut off in flight, by Ctrl-C
     seconds: float  # of the measured part
     answered_per_second: float
