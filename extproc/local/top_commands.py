@@ -8,7 +8,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -156,7 +156,7 @@ class _UntilEnded:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._note)
 
-    def run(self, work: Coroutine[Any, Any, None], *, to: TextIO) -> None:
+    def run(self, work: Coroutine[Any, Any, None], *, to: IO[str]) -> None:
         """Run it until it ends, or is ended, or nobody can read any more what it writes `to`."""
         asyncio.run(self._run(work, to))
 
@@ -181,7 +181,7 @@ class _UntilEnded:
         self._is_unread = True
         self.end()
 
-    async def _run(self, work: Coroutine[Any, Any, None], to: TextIO) -> None:
+    async def _run(self, work: Coroutine[Any, Any, None], to: IO[str]) -> None:
         self._task = asyncio.create_task(work, name="follow the replicas")
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._note, number)

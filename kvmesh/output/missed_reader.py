@@ -7,11 +7,11 @@ import asyncio
 import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import IO
 
 
 @contextmanager
-def reader_missed(stream: TextIO, tell: Callable[[], None]) -> Iterator[None]:
+def reader_missed(stream: IO[str], tell: Callable[[], None]) -> Iterator[None]:
     """Have the running loop call `tell` once nobody can read the stream's pipe; never where it is no pipe."""
     loop = asyncio.get_running_loop()
     descriptor = _pipe_of(stream)
@@ -32,7 +32,7 @@ def reader_missed(stream: TextIO, tell: Callable[[], None]) -> Iterator[None]:
         loop.remove_reader(descriptor)
 
 
-def _pipe_of(stream: TextIO) -> int:
+def _pipe_of(stream: IO[str]) -> int:
     """The descriptor; -1 where there is none, and for a terminal: its end is SIGHUP, and typing would wake the loop."""
     try:
         return -1 if stream.isatty() else stream.fileno()
