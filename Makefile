@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUNNABLE := $(VENV)/.runnable
 
+# what Ctrl-C while something is installed tells to run
+$(INSTALLED) $(RUNNABLE): export INSTALL_AGAIN = make $(or $(MAKECMDGOALS),install)
+
 .PHONY: help install demo test test-mesh test-vllm test-cluster check unit fuzz attack bench bench-routing bench-routing-peers bench-overload bench-scaling bench-faults docs reference lock dist try clean
 
 help: ## list the targets
@@ -33,7 +36,8 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "kvmesh needs Python 3.11 or newer; install it or set PYTHON=/path/to/python" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) has no ensurepip: install your system's python3-venv package" >&2; exit 1; }
 	@echo "making $(VENV), once; all that is installed goes there"
-	@"$(PYTHON)" -m venv $(VENV)
+	@"$(PYTHON)" -c 'import signal, sys, venv; stopped = "stopped; run the same command again to go on"; \
+		signal.signal(signal.SIGINT, lambda *_: sys.exit(stopped)); venv.main(["$(VENV)"])'
 
 # Where this is set, each of the hundreds of processes that tests start would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -66,7 +66,7 @@ async def _until_done(clients: Clients, arm: Arm, load: Load, *, tell: Tell, sto
     stopped = asyncio.create_task(stop.wait(), name="stop")
     try:
         while not running.done() and not stopped.done():
-            tell(_progress(clients, arm, load))
+            tell(progress(clients, load, name=arm.name))
             await asyncio.wait({running, stopped}, timeout=TELL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()
@@ -76,11 +76,15 @@ async def _until_done(clients: Clients, arm: Arm, load: Load, *, tell: Tell, sto
         running.result()
 
 
-def _progress(clients: Clients, arm: Arm, load: Load) -> str:
-    records = clients.records
+def progress(clients: Clients, load: Load, *, name: str) -> str:
+    """How far the arm is; once all should have been sent, for how many answers it still waits."""
+    records, in_flight = clients.records, clients.in_flight
     failed = sum(not record.is_answered for record in records)
+    last = f"{in_flight:,} in flight"
+    if clients.seconds > load.seconds and in_flight:
+        last = f"waiting for {in_flight:,} {'answer' if in_flight == 1 else 'answers'}"
     return (
-        f"{arm.name}: {max(0.0, clients.seconds):.0f} of {load.seconds:.0f} s, "
+        f"{name}: {max(0.0, clients.seconds):.0f} of {load.seconds:.0f} s, "
         f"{clients.sent:,} of {load.requests:,} sent, "
-        f"{len(records) - failed:,} answered, {failed:,} not, {clients.in_flight:,} in flight"
+        f"{len(records) - failed:,} answered, {failed:,} not, {last}"
     )

@@ -25,8 +25,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_all_answered(self) -> bool:
-        """Whether each request of each arm was answered whole, and there was one."""
-        return not self.interrupted and all(arm.requests and arm.requests == arm.answered for arm in self.arms)
+        """Whether each request of each arm was answered whole, those of the warm-up too, and there was one."""
+        return not self.interrupted and all(
+            arm.requests and arm.requests == arm.answered and not arm.warm_up_failed for arm in self.arms
+        )
 
 
 def shown(report: LoadReport) -> Group:
@@ -79,6 +81,7 @@ def _times(values: Sequence[float | None]) -> str:
 def _remarks(arm: ArmSummary) -> Iterator[str]:
     if arm.warm_up:
         yield f"{arm.arm}: not counted: {_many(arm.warm_up, 'request')} before, to warm the caches up"
+    yield from _reasons(f"{arm.arm}: warm-up: failed", arm.warm_up_failed)
     if arm.answered and arm.hit_rate is None:
         yield f"{arm.arm}: no answer tells cached tokens; vLLM does with --enable-prompt-tokens-details"
     yield from _reasons(f"{arm.arm}: refused", arm.refusals)

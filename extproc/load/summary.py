@@ -26,7 +26,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the clients of one arm saw; requests of the warm-up are in `warm_up` alone."""
+    """What the clients of one arm saw; requests of the warm-up are in the fields `warm_up…` alone."""
 
     arm: str
     requests: int
@@ -34,6 +34,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     failed: int
     warm_up: int  # sent before the measured part, not counted in anything else
+    warm_up_failed: dict[str, int] = {}  # how many of these were not answered whole, by reason and server
     unfinished: int  # cut off in flight, by Ctrl-C
     seconds: float  # of the measured part
     answered_per_second: float
@@ -68,6 +69,7 @@ def summarise(
         refused=sum(record.refused is not None for record in measured),
         failed=sum(record.error is not None for record in measured),
         warm_up=len(records) - len(measured),
+        warm_up_failed=_counted(_problem(record) for record in records if record.due < measured_from),
         unfinished=unfinished,
         seconds=lasted,
         answered_per_second=len(answered) / lasted if lasted else 0.0,
@@ -102,6 +104,12 @@ def _spread(values: Iterable[float]) -> Spread:
     if not found:
         return Spread()
     return Spread(**{f"p{share * 100:.0f}": round(percentile(found, share), 3) for share in SHARES})
+
+
+def _problem(record: Record) -> str | None:
+    """Why it was not answered whole, and where; None where it was."""
+    reason = record.error or (record.refused and f"refused: {record.refused}")
+    return f"{reason} at {record.server}" if reason and record.server else reason
 
 
 def _counted(names: Iterable[str | None]) -> dict[str, int]:

@@ -19,8 +19,11 @@ def write_examples(folder: Path, *, model: str) -> None:
         (folder / example.file).write_text(f"{body}\n", encoding="utf-8")
 
 
-def load_command(settings: StackSettings) -> str:
-    """Return a load beside round robin, as it is called from the folder in which this was started."""
+def load_command(settings: StackSettings, *, others_run: bool = False) -> str:
+    """Return a load beside round robin, as it is called from the folder in which this was started.
+
+    `others_run`: there are other meshes on this machine.
+    """
     if shutil.which("kvmesh"):
         program = ["kvmesh"]
     else:
@@ -29,7 +32,8 @@ def load_command(settings: StackSettings) -> str:
     return shlex.join(
         [
             *(*program, "load", "--beside", "round-robin"),
-            *([] if port == USUAL_PORT else ["--server", f"http://{local(port)}"]),  # another mesh may run, too
+            # the usual one is found, unless another mesh runs, too
+            *([] if port == USUAL_PORT and not others_run else ["--server", f"http://{local(port)}"]),
             *([] if key is None else ["--pod-key-file", str(key.absolute())]),
         ]
     )

@@ -17,7 +17,7 @@ from extproc.local.live_view import local_zone, show_live
 from extproc.local.ready_file import ready_facts, write_ready_file
 from extproc.local.stack_settings import StackSettings, local
 from extproc.local.unread_terminal import standard_output
-from extproc.settings.running_mesh import READY_NAME
+from extproc.settings.running_mesh import READY_NAME, running_meshes
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.output.standard_output import losing
 
@@ -66,7 +66,7 @@ class MeshView:
             facts,
             log_directory=str(self._folder),
             notes=self._notes,
-            load=load_command(self._settings),
+            load=load_command(self._settings, others_run=len(running_meshes()) > 1),
         )
         for line in self._above:
             self._console.print(line, soft_wrap=True)

@@ -6,9 +6,10 @@ Asked before anything starts, so that a taken port is one clear line and not a c
 import errno
 import random
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from extproc.local.errors import PortInUseError, UpError
 
@@ -27,9 +28,13 @@ class PortUse:
     flag: str
 
 
-def require_free(uses: Sequence[PortUse], *, host: str) -> None:
-    """Raise PortInUseError for the first port that is taken, or UpError for one that is asked for twice."""
+def require_free(uses: Sequence[PortUse], *, host: str, meshes: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Raise PortInUseError for all ports that are taken, or UpError for one that is asked for twice.
+
+    `meshes` are the ready files of those that run: one of them may be who has the ports.
+    """
     by_port: dict[int, PortUse] = {}
+    refused: list[tuple[PortUse, OSError]] = []
     for use in uses:
         other = by_port.setdefault(use.port, use)
         if other is not use:
@@ -37,8 +42,38 @@ def require_free(uses: Sequence[PortUse], *, host: str) -> None:
                 f"port {use.port} is asked for twice: {other.purpose} ({other.flag}) and {use.purpose} ({use.flag})"
             )
         if (error := _refused(use.port, host=host, after_others=True)) is not None:
-            why = "is already in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-            raise PortInUseError(f"port {use.port} for {use.purpose} {why}; choose another with {use.flag}") from error
+            refused.append((use, error))
+    if refused:
+        raise PortInUseError(refusal_words(refused, meshes=meshes)) from refused[0][1]
+
+
+def refusal_words(refused: Sequence[tuple[PortUse, OSError]], *, meshes: Sequence[Mapping[str, Any]]) -> str:
+    """Name each port that cannot be used, why, the flag that moves it, and the other mesh that has it."""
+    by_reason: dict[int | None, list[tuple[PortUse, OSError]]] = {}
+    for use, error in refused:
+        by_reason.setdefault(error.errno, []).append((use, error))
+    each = [_of_one_reason(same) for same in by_reason.values()]
+    flags = list(dict.fromkeys(use.flag for use, _ in refused))
+    other = f"choose {'another' if len(flags) == 1 else 'others'} with {', '.join(flags)}"
+    taken = {str(use.port) for use, _ in refused}
+    gateways = [str(mesh.get("gateway")) for mesh in meshes if taken & _ports_of(mesh)]
+    if not gateways:
+        return f"{', '.join(each)}; {other}"
+    return f"{', '.join(each)}; another `kvmesh up` seems to run ({', '.join(gateways)}): end it, or {other}"
+
+
+def _of_one_reason(refused: Sequence[tuple[PortUse, OSError]]) -> str:
+    uses, error = ", ".join(f"{use.port} for {use.purpose}" for use, _ in refused), refused[0][1]
+    noun, verb = ("port", "is") if len(refused) == 1 else ("ports", "are")
+    why = f"{verb} already in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+    return f"{noun} {uses} {why}"
+
+
+def _ports_of(mesh: Mapping[str, Any]) -> set[str]:
+    """The ports in a ready file: those of its URLs and of the pods, real ones too."""
+    pods = mesh.get("endpoints")
+    addresses = [*mesh.values(), *(pods if isinstance(pods, list) else ())]
+    return {each.rpartition(":")[2] for each in addresses if isinstance(each, str)}
 
 
 def pick_free_port(*, host: str, avoid: Collection[int]) -> int:

@@ -38,7 +38,7 @@ from extproc.local.processes import (
 from extproc.local.ready_file import remove_stale, temporary_path
 from extproc.local.stack_settings import HOST, StackSettings, local, redis_environment
 from extproc.prompts.tokenizer_folder import has_tokenizer, why_not_readable
-from extproc.settings.running_mesh import RUN_PREFIX
+from extproc.settings.running_mesh import RUN_PREFIX, running_meshes
 from kvmesh.errors import RedisUrlError
 from kvmesh.plain_text import printable
 from kvmesh.pods.http_response import HttpResponseError
@@ -145,6 +145,7 @@ def _picker(settings: StackSettings, parts: LocalParts) -> ProcessSpec:
         pod_key_file=settings.pod_access.key_file,
         admin_token_file=settings.admin_token_file,
         sample_share=settings.sample_share,
+        policy=settings.policy,
         drain_seconds=0,  # Envoy ends at the same moment: no client is left
     )
     return ProcessSpec(
@@ -182,7 +183,7 @@ async def run(settings: StackSettings) -> None:
     """
     if settings.redis.url:
         require_redis(settings.redis)
-    require_free(fixed_ports(settings), host=HOST)
+    require_free(fixed_ports(settings), host=HOST, meshes=running_meshes())
     doomed: tuple[Path, ...] = ()
     if settings.ready_file is not None:
         remove_stale(settings.ready_file)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from extproc.local.envoy_config import SocketAddress
 from extproc.local.errors import BadEndpointError, BadSettingError
+from extproc.settings.config import PolicyFlags
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.pods.pod_access import PodAccess
 from kvmesh.redis.address import RedisAccess
@@ -133,6 +134,7 @@ class StackSettings:
         least=0,
         most=1,
     )
+    policy: str | None = declared(PolicyFlags, "policy")
     envoy_port: int = _port(10000, "Gateway port, where clients connect.")
     envoy_admin_port: int = _port(9901, "Envoy's admin port.")
     grpc_port: int = _port(9002, "Port of the picker for Envoy: ext_proc and gRPC health.")

@@ -8,13 +8,15 @@ import time
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.options import takes_settings
 from kvmesh.output.forms import WIDE_ENOUGH, AsJson, Output, OutputForm, chosen_form, print_data
+from kvmesh.output.missed_reader import reader_missed
+from kvmesh.output.standard_output import CLOSED_PIPE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,9 +118,9 @@ def _follow(asked: _Asked, console: "Console", form: OutputForm) -> None:
         return top_view.follow(asked.urls, pool=asked.pool, login=asked.login, show=show)
 
     if form is not OutputForm.TABLE:
-        view.run(following(top_view.show_data(console, form)))
+        view.run(following(top_view.show_data(console, form)), to=console.file)
     elif not console.is_terminal or console.is_dumb_terminal:  # that can draw nothing over what is there
-        view.run(following(top_view.show_lines(console, zone=local_zone())))
+        view.run(following(top_view.show_lines(console, zone=local_zone())), to=console.file)
     else:
         hears_keys = can_read_keys()
         quiet = single_keys() if hears_keys else nullcontext()
@@ -134,12 +136,14 @@ def _follow(asked: _Asked, console: "Console", form: OutputForm) -> None:
                 with keys_heard(press) if hears_keys else nullcontext():
                     await following(screen.show)
 
-            view.run(until_quit())
+            view.run(until_quit(), to=console.file)
     view.end_as_asked()
 
 
 class _UntilEnded:
-    """Ends work quietly at SIGINT or SIGTERM, at whatever moment one comes, so that the terminal is left as it was.
+    """Ends work quietly where its reader is gone, and at SIGINT or SIGTERM, at whatever moment one comes.
+
+    So the terminal is left as it was.
 
     `asyncio.run` handles SIGINT only once its loop runs: before, it breaks the loop's making with a traceback, or is
     lost.
@@ -147,13 +151,14 @@ class _UntilEnded:
 
     def __init__(self) -> None:
         self._has_come: int | None = None
+        self._is_unread = False
         self._task: asyncio.Task[None] | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._note)
 
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it until it ends, or is ended."""
-        asyncio.run(self._run(work))
+    def run(self, work: Coroutine[Any, Any, None], *, to: IO[str]) -> None:
+        """Run it until it ends, or is ended, or nobody can read any more what it writes `to`."""
+        asyncio.run(self._run(work, to))
 
     def end(self) -> None:
         """End what runs."""
@@ -161,7 +166,9 @@ class _UntilEnded:
             self._task.cancel()
 
     def end_as_asked(self) -> None:
-        """Die of SIGTERM where that came: who sent it may look at how the process has ended."""
+        """Die of SIGTERM where that came: who sent it may look at how the process has ended. So for a closed pipe."""
+        if self._is_unread:
+            raise typer.Exit(CLOSED_PIPE)
         if self._has_come == signal.SIGTERM:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -170,13 +177,17 @@ class _UntilEnded:
         self._has_come = number
         self.end()
 
-    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _miss_reader(self) -> None:
+        self._is_unread = True
+        self.end()
+
+    async def _run(self, work: Coroutine[Any, Any, None], to: IO[str]) -> None:
         self._task = asyncio.create_task(work, name="follow the replicas")
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._note, number)
         if self._has_come is not None:
             self._task.cancel()
-        with suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError), reader_missed(to, self._miss_reader):
             await self._task
 
 

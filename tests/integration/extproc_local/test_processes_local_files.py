@@ -48,6 +48,22 @@ def test_a_port_in_use_is_named_with_its_purpose_and_flag(listening_on: str) -> 
     )
 
 
+def test_all_ports_in_use_are_named_at_once_with_the_other_mesh_that_has_them() -> None:
+    with socket.create_server((HOST, 0)) as one, socket.create_server((HOST, 0)) as other:
+        gateway, pod = one.getsockname()[1], other.getsockname()[1]
+        uses = [use(gateway), PortUse(port=pod, purpose="simulated pod 0", flag="--sim-port")]
+        mesh = {"gateway": f"http://{HOST}:{gateway}", "pids": {}, "endpoints": [f"{HOST}:{pod}"]}
+
+        with pytest.raises(PortInUseError) as raised:
+            require_free(uses, host=HOST, meshes=[mesh, {"gateway": "http://127.0.0.1:1"}])
+
+    assert raised.value.message == (
+        f"ports {gateway} for the gateway (Envoy), {pod} for simulated pod 0 are already in use; "
+        f"another `kvmesh up` seems to run (http://{HOST}:{gateway}): end it, or choose others with "
+        "--envoy-port, --sim-port"
+    )
+
+
 def test_a_port_whose_listener_has_just_ended_is_free() -> None:
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]

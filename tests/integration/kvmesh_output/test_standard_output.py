@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from extproc.local.ports import pick_free_port
 from tests.integration.extproc_local.test_processes_up import arguments, port_flags
 from tests.integration.kv_redis import RedisServer
 from tests.integration.live_picker import live_picker
@@ -99,6 +100,23 @@ async def ends_well(command: Sequence[str]) -> None:
     finally:
         os.close(full)
         os.close(unread)
+
+
+async def test_what_waits_for_news_ends_when_its_reader_goes() -> None:
+    nobody = f"http://127.0.0.1:{pick_free_port(host='127.0.0.1', avoid=())}"  # so that there is no news
+    reading, written = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *(KVMESH, "top", "--picker", nobody), stdout=written, stdin=asyncio.subprocess.DEVNULL
+    )
+    os.close(written)
+    try:
+        assert await asyncio.to_thread(os.read, reading, 1 << 16)  # it has told all there is
+        os.close(reading)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            assert await process.wait() == CLOSED_PIPE
+    finally:
+        if process.returncode is None:
+            process.kill()
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -112,6 +112,17 @@ def test_what_went_wrong_is_told_in_words() -> None:
     assert "\x1b" not in page
 
 
+def test_a_warm_up_that_was_not_answered_is_told_and_does_not_end_well() -> None:
+    early = record(1.0, error="no whole answer within 60 s", server="127.0.0.1:10000")
+    one = report(judged(early, record(1.0, refused="quota"), record(1.0), record(), measured_from=2.0))
+
+    page = printed(one)
+    assert "kvmesh: not counted: 3 requests before, to warm the caches up" in page
+    assert "kvmesh: warm-up: failed 1: no whole answer within 60 s at 127.0.0.1:10000" in page
+    assert "kvmesh: warm-up: failed 1: refused: quota" in page
+    assert not one.is_all_answered
+
+
 @pytest.mark.parametrize(
     ("one", "is_fine"),
     [

@@ -25,6 +25,10 @@ def test_a_mesh_with_the_usual_port_is_found_by_itself() -> None:
     assert shlex.split(load_command(settings())) == [".venv/bin/kvmesh", *LOAD]
 
 
+def test_beside_another_mesh_the_usual_port_is_named() -> None:
+    assert shlex.split(load_command(settings(), others_run=True))[4:] == ["--server", "http://127.0.0.1:10000"]
+
+
 def test_another_port_and_the_pods_key_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = replace(settings(), envoy_port=12345, pod_access=PodAccess(key_file=Path("key")))

@@ -99,6 +99,17 @@ def test_the_indexer_gets_the_event_sources_and_every_role_the_log_flags() -> No
     assert [name for name in argv if argv[name][-4:] == flags] == ["pod-0", "pod-1", "indexer", "extproc"]
 
 
+def test_the_picker_is_told_the_policy_and_nothing_where_there_is_none() -> None:
+    argv = next(
+        spec.argv
+        for stage in plan(replace(settings(), policy="p.yaml"), parts())
+        for spec in stage
+        if spec.name == "extproc"
+    )
+    assert argv[argv.index("--policy") + 1] == "p.yaml"
+    assert "--policy" not in str(plan(settings(), parts()))
+
+
 def test_picker_and_indexer_get_the_token_file_of_the_admin_pages_and_nobody_else_does() -> None:
     specs = {
         spec.name: spec.argv

@@ -1,6 +1,11 @@
 """What `make` shows while pip installs: how far it is on a terminal, elsewhere a line for each step."""
 
+import os
+import signal
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +63,34 @@ def test_what_pip_said_is_shown_where_it_fails(capsys: Captured) -> None:
 
     assert shown.err.splitlines() == ["Collecting nothing", "no space left"]
     assert "done" not in shown.out
+
+
+PIP_THAT_IS_INTERRUPTED = """\
+import sys, time
+try:
+    print("Installing collected packages: x", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit("ERROR: Operation cancelled by user")
+"""
+
+
+def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "pip.py").write_text(PIP_THAT_IS_INTERRUPTED)  # `python -m pip` finds it first
+    with tempfile.TemporaryFile("w+") as told:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from tools.install_progress import main; main()", "kvmesh", "x"],
+            stdout=subprocess.PIPE,
+            stderr=told,
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}", "INSTALL_AGAIN": "make demo"},
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        assert any("installing" in line for line in process.stdout)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+
+        assert process.wait() == 130
+        process.stdout.close()
+        told.seek(0)
+        assert told.read() == "stopped; run make demo again to go on\n"
