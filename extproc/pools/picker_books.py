@@ -144,7 +144,7 @@ class PickerBooks:
             adapter=prepared.asked.resolved.adapter,
             quota=prepared.quota,
             is_stream=request.stream,
-            counted=self._count(picked, label, arrived_at=now if arrived_at is None else arrived_at, trace_id=trace_id),
+            counted=self._count(picked, label, arrived_at=now if arrived_at is None else arrived_at),
             trace_id=trace_id,
         )
         self.health.sent(endpoint, now=now)
@@ -152,7 +152,7 @@ class PickerBooks:
             self.shared.changed()
         return booking
 
-    def _count(self, picked: Picked, label: str, *, arrived_at: float, trace_id: str) -> CountedRequest | None:
+    def _count(self, picked: Picked, label: str, *, arrived_at: float) -> CountedRequest | None:
         """Count a request under the names of the inference extension, if that is wanted."""
         extension = self._telemetry.extension
         if extension is None:
@@ -162,7 +162,6 @@ class PickerBooks:
             model_names(asked.resolved, label),
             priority=asked.request_class.priority_class.priority,
             arrived_at=arrived_at,
-            trace_id=trace_id,
             body_bytes=len(asked.body.raw) if asked.body is not None else None,
             input_tokens=tokens.estimated_tokens if tokens.prompts and tokens.degraded is None else None,
         )
@@ -324,7 +323,7 @@ class PickerBooks:
             trace_id=sent.trace_id,
         )
         if sent.counted is not None:
-            sent.counted.ended(status=status, now=now)
+            sent.counted.ended(status=status, now=now, trace_id=sent.trace_id)
         if self._leaving:
             self._forget_if_free(booking.endpoint)
 

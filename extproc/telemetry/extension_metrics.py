@@ -131,13 +131,12 @@ class CountedRequest:
     counts: "ExtensionTelemetry"
     of_model: _OfModel
     arrived_at: float  # monotonic seconds
-    trace_id: str  # "": it is not traced
 
-    def ended(self, *, status: int, now: float) -> None:
-        """Count its end; `status` is the pod's, 0 where none came."""
+    def ended(self, *, status: int, now: float, trace_id: str = "") -> None:
+        """Count its end; `status` is the pod's, 0 where none came; `trace_id` "": it is not traced."""
         self.of_model.running.value -= 1
         if status:
-            self.of_model.durations.observe(max(now - self.arrived_at, 0.0), self.trace_id)
+            self.of_model.durations.observe(max(now - self.arrived_at, 0.0), trace_id)
         if status not in {0, HTTPStatus.OK}:
             self.counts.failed(self.of_model.names, _MODEL_SERVER_ERROR)
 
@@ -159,14 +158,7 @@ class ExtensionTelemetry:
         self._models: dict[ModelNames, _OfModel] = {}
 
     def routed(
-        self,
-        names: ModelNames,
-        *,
-        priority: int,
-        arrived_at: float,
-        body_bytes: int | None,
-        input_tokens: int | None,
-        trace_id: str = "",
+        self, names: ModelNames, *, priority: int, arrived_at: float, body_bytes: int | None, input_tokens: int | None
     ) -> CountedRequest:
         """Count a request that was given a pod. None: its body did not come here, its tokens are not known exactly."""
         of_model = self._of_model(names)
@@ -176,7 +168,7 @@ class ExtensionTelemetry:
             of_model.sizes.observe(body_bytes)
         if input_tokens:
             of_model.input_tokens.observe(input_tokens)
-        return CountedRequest(counts=self, of_model=of_model, arrived_at=arrived_at, trace_id=trace_id)
+        return CountedRequest(counts=self, of_model=of_model, arrived_at=arrived_at)
 
     def predicted(self, names: ModelNames, *, seconds: float) -> None:
         """Count the time to the first token that a pick expects."""
