@@ -17,6 +17,7 @@ from extproc.pages.history_state import HistoryEvent
 from extproc.pages.picker_state import DecisionState, ListedEndpoint, PickerState, PoolsState, PoolState
 from extproc.pages.pool_pages import PoolPages
 from extproc.policy.values import PickPolicy
+from extproc.pools.decision_headers import new_decision_id
 from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
 from extproc.records.request_events import DecisionRecord
@@ -217,7 +218,7 @@ class PickerPages:
         try:
             pages = self.chosen(pool) or self._of(self._pools.for_host(facts.headers.get("host", "")))
         except PickError as refusal:
-            record = DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal)
+            record = DecisionRecord(at=time.time(), id=new_decision_id(), facts=facts, model=None, outcome=refusal)
             return decision_state(record, policy=PickPolicy())
         explanation = await pages.explain(facts, body, await self.index(pages))
         return structs.replace(explanation, pool=self.shown_name(pages) or None)

@@ -4,7 +4,6 @@ Whatever clients wrote is shown short, paths without their query, and tenants on
 """
 
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 
 from msgspec.structs import replace
 
@@ -53,7 +52,7 @@ def decision_state(
     """
     asked, outcome = record.asked, record.outcome
     shown = DecisionState(
-        id=record_id(record),
+        id=record.id,
         at=record.at,
         request_id=record.facts.request_id[:LONGEST_TEXT],
         path=record.facts.path.partition("?")[0][:LONGEST_PATH],  # a query may hold a secret
@@ -152,14 +151,6 @@ def ended_state(ended: Ended, *, decision_id: str | None, at: float) -> EndedEve
         seconds=ended.seconds,
         usage=ended.usage,
     )
-
-
-def record_id(record: DecisionRecord) -> str:
-    """Return the decision's name; for an explanation, which has none, one that is no other's."""
-    if record.id:
-        return record.id
-    text = f"{record.at!r} {record.facts.request_id}".encode("utf-8", "surrogatepass")
-    return blake2b(text, digest_size=8).hexdigest()
 
 
 def rounded(value: float | None, *, times: float = 1.0) -> float | None:

@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 from extproc.admission.prepared_request import Picked
 from extproc.errors import KvmeshError
 from extproc.pages.admin_pages import PickerPages
-from extproc.pages.decision_state import decision_state, ended_state, record_id
+from extproc.pages.decision_state import decision_state, ended_state
 from extproc.pages.live_watchers import Coalesced, EventNumbers, Watcher
 from extproc.pages.picker_state import DecisionState, EndedEvent, PrefixesEvent, SnapshotEvent
 from extproc.pages.pool_pages import PoolPages
@@ -128,7 +128,7 @@ class LiveFeed:
         record, at = audience.open.pop(ended.number, None), time.time()
 
         def make() -> EndedEvent:
-            return ended_state(ended, decision_id=None if record is None else record_id(record), at=at)
+            return ended_state(ended, decision_id=None if record is None else record.id, at=at)
 
         self._send(audience, "ended", audience.ends.offer(make, now=time.monotonic()))
 

@@ -17,7 +17,7 @@ from extproc.choosing.choose import any_request
 from extproc.doctor.findings import Finding
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.pages.decision_state import admission_state, decision_state, record_id, rounded, with_candidates
+from extproc.pages.decision_state import admission_state, decision_state, rounded, with_candidates
 from extproc.pages.decision_words import why
 from extproc.pages.history_state import HistoryEvent, history_state
 from extproc.pages.picker_state import (
@@ -43,6 +43,7 @@ from extproc.pick import explain
 from extproc.pods.endpoint import EndpointStatus, Role
 from extproc.policy.priority import PriorityClass
 from extproc.policy.values import PickPolicy
+from extproc.pools.decision_headers import new_decision_id
 from extproc.pools.pool import Pool
 from extproc.prefixes.prefix_index import NO_INDEXER
 from extproc.records.request_events import DecisionRecord
@@ -246,7 +247,7 @@ class PoolPages:
         wanted = (
             each
             for each in self.pool.runtime.recent
-            if request_id in (None, each.facts.request_id) and (decision_id is None or record_id(each) == decision_id)
+            if request_id in (None, each.facts.request_id) and decision_id in (None, each.id)
         )
         return [decision_state(record, policy=self.policy) for record in islice(wanted, limit)]
 
@@ -255,13 +256,14 @@ class PoolPages:
         try:
             picked, preview = await explain(facts, body, self.pool.runtime)
         except PickError as refusal:
-            record = DecisionRecord(at=time.time(), facts=facts, model=None, outcome=refusal)
+            record = DecisionRecord(at=time.time(), id=new_decision_id(), facts=facts, model=None, outcome=refusal)
             refused = decision_state(record, policy=self.policy)
             return with_candidates(refused, any_request(self.pool.runtime.view, now=time.monotonic()))
         asked, sources = picked.prepared.summary, () if isinstance(index, str) else index.sources
         shown = decision_state(
             DecisionRecord(
                 at=time.time(),
+                id=new_decision_id(),
                 facts=facts,
                 model=asked.model,
                 outcome=picked.decision,

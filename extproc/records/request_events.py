@@ -55,10 +55,10 @@ class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One answered request; no part of its prompt."""
 
     at: float  # unix seconds
+    id: str  # of `pools.decision_headers`: clients choose request ids, so one of these may come twice
     facts: RequestFacts
     model: str | None
     outcome: Decision | PickError
-    id: str = ""  # `pools.decision_headers`; "": an explanation, which nobody looks for later
     asked: AskedFor | None = None  # None: it was refused before it was read
     prefill: PrefillPlan | None = None  # None: nobody but the decode pod could compute its prompt
     shadow: tuple[Withheld, ...] = ()  # what the policy would have done to it, were it not in shadow

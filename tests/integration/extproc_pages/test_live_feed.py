@@ -315,7 +315,7 @@ def decided(number: int) -> Decided:
         number=number,
         pool="",
         outcome_kind=RequestOutcome.REFUSED,
-        record=DecisionRecord(at=float(number), facts=facts, model=None, outcome=outcome),
+        record=DecisionRecord(at=float(number), id=f"d-{number}", facts=facts, model=None, outcome=outcome),
         endpoint=None,
         started_unix_ns=0,
         seconds=0.0,

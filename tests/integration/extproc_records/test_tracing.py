@@ -57,7 +57,9 @@ def decided(span: SpanContext, *, error: PickError | None = None, **changes: Any
         "number": 1,
         "pool": "",
         "outcome_kind": RequestOutcome.REFUSED if error else RequestOutcome.ROUTED,
-        "record": DecisionRecord(at=0.0, facts=facts(path="/v1/completions?x=secret"), model=None, outcome=outcome),
+        "record": DecisionRecord(
+            at=0.0, id="d-1", facts=facts(path="/v1/completions?x=secret"), model=None, outcome=outcome
+        ),
         "endpoint": None if error else POD,
         "started_unix_ns": SECOND,
         "seconds": 0.5,

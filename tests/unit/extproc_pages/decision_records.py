@@ -54,5 +54,5 @@ def record(
     facts = RequestFacts(method="POST", path=path, objective=None, request_id="r-1")
     is_routed = isinstance(outcome, Decision)
     return DecisionRecord(
-        at=at, facts=facts, model="tiny", outcome=outcome, asked=asked(**standing_of) if is_routed else None
+        at=at, id="d-1", facts=facts, model="tiny", outcome=outcome, asked=asked(**standing_of) if is_routed else None
     )

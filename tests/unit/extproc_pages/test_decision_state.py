@@ -5,7 +5,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from extproc.errors import NoReadyEndpointError
-from extproc.pages.decision_state import decision_state, ended_state, record_id
+from extproc.pages.decision_state import decision_state, ended_state
 from extproc.pages.decision_words import why
 from extproc.pages.picker_state import DecisionState, EndedEvent
 from extproc.policy.priority import PriorityPolicy, Quota
@@ -58,7 +58,7 @@ def decided(kind: RequestOutcome, of: DecisionRecord, *, endpoint: str | None = 
 def test_a_refusal_and_a_request_that_failed_open_say_what_they_are() -> None:
     refused = record(NoReadyEndpointError("none is ready"))
     common = DecisionState(
-        id=record_id(refused), at=50.0, request_id="r-1", path="/v1/completions", model="tiny", queued_ms=10.0,
+        id=refused.id, at=50.0, request_id="r-1", path="/v1/completions", model="tiny", queued_ms=10.0,
         decided_ms=12.5, endpoint=None, phases_ms={"parse": 0.1},
     )  # fmt: skip
 

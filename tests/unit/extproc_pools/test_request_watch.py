@@ -13,7 +13,7 @@ from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponsePlan
 from tests.unit.extproc_pools.test_booked_exchange import Books
 
 FACTS = RequestFacts(method="POST", path="/", objective=None, request_id="r1")
-RECORD = DecisionRecord(at=0.0, facts=FACTS, model=None, outcome=RequestShedError("busy"))
+RECORD = DecisionRecord(at=0.0, id="d-1", facts=FACTS, model=None, outcome=RequestShedError("busy"))
 
 
 @dataclass
