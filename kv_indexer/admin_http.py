@@ -15,8 +15,6 @@ from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError, ListenError
 from kvmesh.metrics.exposition import Form, form_for
 
-TEXT_TYPE = "text/plain; version=0.0.4"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminPages:
@@ -46,9 +44,7 @@ class AdminPages:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         form = form_for(request.headers.get("accept", ""))
-        return web.Response(
-            body=await self.metrics(form), headers={"Content-Type": TEXT_TYPE if form is Form.TEXT else form.value}
-        )
+        return web.Response(body=await self.metrics(form), headers={"Content-Type": form.value})
 
     async def _sources(self, _: web.Request) -> web.StreamResponse:
         try:
