@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
-from typing import Any
 
+from extproc.load.summary import percentile
 from extproc.policy.priority import PriorityClass
 from extproc.records.access_log import MICROSECONDS, AccessRecord
 from extproc.replay_log import read_log
@@ -46,29 +45,9 @@ class Sums:
     ttft_known: int
     ttft_p50_seconds: float | None
     ttft_p95_seconds: float | None
-    target_seconds: float | None  # of the first token; None: several classes, or none of that name
+    ttft_target_seconds: float | None  # of the first token; None: several classes, or none of that name
     in_target: float | None  # share of the requests with a known first token, refused ones counted as missed
     inter_token_p50_seconds: float | None
-
-    def shown(self) -> dict[str, Any]:
-        """Return the JSON of it."""
-        return {
-            "requests": self.requests,
-            "served": self.served,
-            "refused": dict(self.refused),
-            "left": self.left,
-            "waited": self.waited,
-            "waited_p50_seconds": self.waited_p50_seconds,
-            "waited_p95_seconds": self.waited_p95_seconds,
-            "degraded": dict(self.degraded),
-            "withheld": dict(self.withheld),
-            "ttft_known": self.ttft_known,
-            "ttft_p50_seconds": self.ttft_p50_seconds,
-            "ttft_p95_seconds": self.ttft_p95_seconds,
-            "ttft_target_seconds": self.target_seconds,
-            "in_target": self.in_target,
-            "inter_token_p50_seconds": self.inter_token_p50_seconds,
-        }
 
 
 def recorded_fate(record: AccessRecord, *, names: Mapping[str, str]) -> Fate:
@@ -94,9 +73,9 @@ def recorded_fate(record: AccessRecord, *, names: Mapping[str, str]) -> Fate:
 def sums_of(fates: Sequence[Fate], *, target: float | None) -> Sums:
     """Return the sums of some requests, whose first token is promised within `target` seconds."""
     served = [fate for fate in fates if fate.outcome == SERVED]
-    waited = sorted(fate.waited_seconds for fate in served)
-    first = sorted(fate.ttft_seconds for fate in served if fate.ttft_seconds is not None)
-    tokens = sorted(fate.inter_token_seconds for fate in served if fate.inter_token_seconds is not None)
+    waited = [fate.waited_seconds for fate in served]
+    first = [fate.ttft_seconds for fate in served if fate.ttft_seconds is not None]
+    tokens = [fate.inter_token_seconds for fate in served if fate.inter_token_seconds is not None]
     refused = Counter(fate.reason for fate in fates if fate.outcome == REFUSED)
     in_target = None
     if target is not None and first:
@@ -111,22 +90,22 @@ def sums_of(fates: Sequence[Fate], *, target: float | None) -> Sums:
         refused=dict(refused.most_common()),
         left=sum(fate.outcome == ABANDONED for fate in fates),
         waited=sum(fate.waited_seconds > 0.0 for fate in fates),
-        waited_p50_seconds=percentile(waited, 0.5),
-        waited_p95_seconds=percentile(waited, 0.95),
+        waited_p50_seconds=_percentile(waited, 0.5),
+        waited_p95_seconds=_percentile(waited, 0.95),
         degraded=dict(Counter(step for fate in fates for step in dict.fromkeys(fate.steps)).most_common()),
         withheld=dict(Counter(code for fate in fates for code in dict.fromkeys(fate.withheld)).most_common()),
         ttft_known=len(first),
-        ttft_p50_seconds=percentile(first, 0.5),
-        ttft_p95_seconds=percentile(first, 0.95),
-        target_seconds=target,
+        ttft_p50_seconds=_percentile(first, 0.5),
+        ttft_p95_seconds=_percentile(first, 0.95),
+        ttft_target_seconds=target,
         in_target=in_target,
-        inter_token_p50_seconds=percentile(tokens, 0.5),
+        inter_token_p50_seconds=_percentile(tokens, 0.5),
     )
 
 
-def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """Return the least value that so many of the sorted ones do not exceed; None: there are none."""
-    return ordered[min(ceil(share * len(ordered)), len(ordered)) - 1] if ordered else None
+def _percentile(values: Sequence[float], share: float) -> float | None:
+    """Return None where there are no values."""
+    return percentile(values, share) if values else None
 
 
 def groups_of(fates: Sequence[Fate]) -> list[tuple[str, str]]:

@@ -67,7 +67,7 @@ def _cells(sums: Sums) -> Sequence[str]:
         _seconds(sums.waited_p95_seconds),
         _seconds(sums.ttft_p50_seconds),
         _seconds(sums.ttft_p95_seconds),
-        "-" if sums.in_target is None else f"{sums.in_target:.1%} of {sums.target_seconds:g} s",
+        "-" if sums.in_target is None else f"{sums.in_target:.1%} of {sums.ttft_target_seconds:g} s",
         ", ".join(f"{step} {count}" for step, count in degraded.items()) or "-",
     )
 

@@ -1,7 +1,8 @@
 """The whole question: what would these policies have done to this log? Read, fitted, replayed, summed up."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from extproc.errors import ConfigError
@@ -71,7 +72,7 @@ class Finding:
                 {
                     "run": name,
                     "groups": [
-                        {"class": group[0], "tenant": group[1], **sums.shown()} for group, sums in groups.items()
+                        {"class": group[0], "tenant": group[1], **asdict(sums)} for group, sums in groups.items()
                     ],
                 }
                 for name, groups in self.runs.items()
@@ -103,6 +104,10 @@ def answer(
     addresses = seen if pods is None else tuple(made)
     fleet = Fleet(addresses=addresses, pace=pace, models=models_by_pod(log.records) if pods is None else {})
     fates: dict[str, list[Fate]] = {RECORDED: [recorded_fate(record, names=names) for record in log.records]}
+
+    def tell(name: str, sent: int) -> None:
+        told(f"{name}: {sent} of {len(log.records)} requests")
+
     for candidate in candidates:
         fates[candidate.name] = simulate(
             arrivals.requests,
@@ -110,7 +115,7 @@ def answer(
             models=model_table(candidate.models, log.records),
             fleet=fleet,
             by_rules=by_rules,
-            told=lambda sent, name=candidate.name: told(f"{name}: {sent} of {len(log.records)} requests"),  # type: ignore[misc]
+            told=partial(tell, candidate.name),
         )
     groups = groups_of([fate for each in fates.values() for fate in each])
     classes = candidates[0].policy.priorities.classes

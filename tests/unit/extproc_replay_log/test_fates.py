@@ -12,7 +12,6 @@ from extproc.replay_log.fates import (
     Fate,
     grouped,
     groups_of,
-    percentile,
     recorded_fate,
     sums_of,
 )
@@ -69,11 +68,14 @@ def test_waits_are_of_those_that_were_served() -> None:
     assert (empty.requests, empty.waited_p50_seconds, empty.in_target) == (0, None, None)
 
 
-def test_percentiles_are_values_that_came() -> None:
-    assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
-    assert percentile([1.0, 2.0, 3.0, 4.0], 0.95) == 4.0
-    assert percentile([7.0], 0.5) == 7.0
-    assert percentile([], 0.5) is None
+@pytest.mark.parametrize(
+    ("values", "p50", "p95"), [((4.0, 1.0, 3.0, 2.0), 2.0, 4.0), ((7.0,), 7.0, 7.0), ((), None, None)]
+)
+def test_percentiles_are_values_that_came(values: tuple[float, ...], p50: float | None, p95: float | None) -> None:
+    waits = sums_of([served(waited=value) for value in values], target=None)
+    assert (waits.waited_p50_seconds, waits.waited_p95_seconds) == (p50, p95)
+    firsts = sums_of([served(ttft=value) for value in values], target=None)
+    assert (firsts.ttft_p50_seconds, firsts.ttft_p95_seconds) == (p50, p95)
 
 
 def test_classes_and_their_largest_tenants_are_shown_by_themselves() -> None:
@@ -86,5 +88,5 @@ def test_classes_and_their_largest_tenants_are_shown_by_themselves() -> None:
     assert sums["batch", ALL].requests == 50
     assert sums["batch", "t0"].requests == 3
     assert sums[ALL, ALL].requests == 51
-    assert sums["standard", ALL].target_seconds == DEFAULT_CLASSES["standard"].targets.ttft_seconds
-    assert sums["batch", ALL].target_seconds is None
+    assert sums["standard", ALL].ttft_target_seconds == DEFAULT_CLASSES["standard"].targets.ttft_seconds
+    assert sums["batch", ALL].ttft_target_seconds is None
