@@ -19,6 +19,7 @@ from extproc.policy.inference_policy import (
     FORMER_FIELDS,
     KIND,
     TOP_LEVEL,
+    InferencePolicy,
     parse_inference_policy,
     read_settings,
 )
@@ -188,7 +189,7 @@ def _remarks(document: Document, node: yaml.Node, *, below: str = "") -> list[Re
         return [remark_of(ERROR, str(error), node, path=error.path, below=below)]
     except ConfigError as error:
         return [remark_of(ERROR, str(error), node, below=below)]
-    doubtful = warnings(read) if document["kind"] == KIND else []  # type: ignore[arg-type]  # its own reader's
+    doubtful = warnings(read) if isinstance(read, InferencePolicy) else []
     return [remark_of(WARNING, words, node, below=below) for words in doubtful]
 
 

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import TextIO
+from typing import Any, TextIO
 
 CLOSED_PIPE = 128 + 13  # what a shell shows of a program that SIGPIPE has ended
 FAILURE = 1
@@ -24,8 +24,8 @@ class EndingFile(FileIO):
         self._tell = tell
         self._has_failed = False
 
-    def write(self, content: bytes) -> int:  # type: ignore[override]  # any buffer there
-        """Write some of it. Raise SystemExit where that fails."""
+    def write(self, content: Any, /) -> int:
+        """Write some of a buffer. Raise SystemExit where that fails."""
         if self._has_failed:
             return len(content)
         try:
@@ -47,8 +47,8 @@ class LosingFile(FileIO):
         self._tell = tell
         self._has_told = False
 
-    def write(self, content: bytes) -> int:  # type: ignore[override]  # any buffer there
-        """Write some of it, or lose it."""
+    def write(self, content: Any, /) -> int:
+        """Write some of a buffer, or lose it."""
         try:
             return super().write(content)
         except OSError as error:
