@@ -1,15 +1,14 @@
 """A real headless Chromium for tests of the page, and one opened page that must stay without errors."""
 
-import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
 from tests.browser.axe.script import axe_script
+from tests.required_programs import lacks
 
 # nothing is asked of the network but what a test opens; in containers tests run as root, where there is no sandbox
 FLAGS = (
@@ -34,10 +33,7 @@ async def chromium() -> AsyncIterator[Browser]:
     """Start it; skip where it is not installed, but fail where programs are demanded."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
-        words = "needs Chromium (Debian: chromium)"
-        if os.environ.get("KVMESH_REQUIRE_PROGRAMS") == "1":
-            pytest.fail(words)
-        pytest.skip(words)
+        lacks("needs Chromium (Debian: chromium)")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         try:

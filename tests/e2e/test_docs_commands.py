@@ -32,6 +32,7 @@ from tests.e2e.page_mesh import (
     write_audit,
 )
 from tests.e2e.stack import END_SECONDS, PORT_FLAGS, START_SECONDS, Stack, eventually, free_ports, running_stack
+from tests.required_programs import lacks
 from tools.docs_site import REPOSITORY
 
 ENTRIES = read_list()
@@ -71,7 +72,7 @@ async def test_the_commands_of_a_page_do_what_it_says(
     }
     lacking = {program for program in lacking if shutil.which(program) is None}
     if lacking:
-        pytest.skip(f"needs {', '.join(sorted(lacking))}")
+        lacks(f"needs {', '.join(sorted(lacking))}")
     stack, pools = mesh
     async with AsyncExitStack() as held:
         place = await held.enter_async_context(place_of(page, tmp_path, stack=stack, pools=pools))
@@ -102,7 +103,7 @@ async def test_make_demo_starts_a_mesh_whose_lines_to_copy_work(tmp_path: Path) 
     """As a person does it: `make demo`, the `curl` lines that it prints, Ctrl-C."""
     installed = REPOSITORY / ".venv" / ".installed"
     if shutil.which("make") is None or not installed.exists():
-        pytest.skip("needs make, and what `make install` has made")
+        lacks("needs make, and what `make install` has made")
     ready, log = tmp_path / "ready.json", tmp_path / "log"
     flags = [
         f"--{flag} {port}"

@@ -1,7 +1,6 @@
 """Debian's prometheus on a free port, scraping what a test names as the Prometheus operator would, and its answers."""
 
 import asyncio
-import os
 import shutil
 import subprocess
 import time
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 import yaml
 
 from extproc.local.ports import pick_free_port
+from tests.required_programs import lacks
 
 START_SECONDS = 30.0
 END_SECONDS = 10.0
@@ -26,10 +25,7 @@ def program(name: str) -> str:
     """Return the path of `prometheus` or `promtool`; skip where it is not installed, fail where it has to be."""
     path = shutil.which(name)
     if path is None:
-        words = f"{name} is not installed: apt-get install prometheus"
-        if os.environ.get("KVMESH_REQUIRE_PROGRAMS") == "1":
-            pytest.fail(words)
-        pytest.skip(words)
+        lacks(f"{name} is not installed: apt-get install prometheus")
     return path
 
 

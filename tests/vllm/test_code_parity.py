@@ -4,7 +4,6 @@ Which models' chats vLLM renders in code is compared with its source.
 """
 
 import ast
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from bench.real_folders import FolderUnavailableError
 from extproc.prompts.chats_in_code import HARMONY_MODEL_TYPE, MODES_BY_ARCHITECTURE
+from tests.required_programs import lacks
 from tests.vllm.environment import VllmEnvironment, offline, run
 from tests.vllm.folder_comparison import Oracle, asked_without_templates, compare, running_oracle
 from tests.vllm.library_folders import GPT_OSS, library_folders
@@ -26,9 +26,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     try:
         return library_folders(tmp_path_factory.mktemp("libraries"))
     except FolderUnavailableError as error:
-        if os.environ.get("KVMESH_REQUIRE_PROGRAMS") == "1":
-            pytest.fail(str(error))
-        pytest.skip(f"the vocabulary of gpt-oss cannot be had: {error}")
+        lacks(f"the vocabulary of gpt-oss cannot be had: {error}")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The folders of twelve real models make the same tokens here as in vLLM: texts, chats, tools, switches of thinking."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from bench.real_folders import REAL_FOLDERS, FolderUnavailableError
 from extproc.prompts.tokenizer_folder import MODEL_TYPES_WITH_OWN_CLASS
 from extproc.prompts.transformers_program import AS_WRITTEN_IN_VLLM
+from tests.required_programs import lacks
 from tests.vllm.environment import VllmEnvironment, offline, run
 from tests.vllm.folder_comparison import Oracle, compare, running_oracle
 from tests.vllm.sentencepiece_folder import make_folder
@@ -24,9 +24,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     try:
         return {name: folder.ensure() for name, folder in REAL_FOLDERS.items()} | made
     except FolderUnavailableError as error:
-        if os.environ.get("KVMESH_REQUIRE_PROGRAMS") == "1":
-            pytest.fail(str(error))
-        pytest.skip(f"the folders of real models cannot be had: {error}")
+        lacks(f"the folders of real models cannot be had: {error}")
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,11 @@
 """axe-core as npm has it, in the version of `package-lock.json`: fetched once into the cache and checked by npm."""
 
 import json
-import os
 import shutil
 from functools import cache
 from pathlib import Path
 
-import pytest
-
+from tests.required_programs import lacks
 from tests.vllm.environment import cache_folder, exclusive, run
 
 HERE = Path(__file__).parent
@@ -30,10 +28,7 @@ def axe_script() -> str:
 def _fetch(folder: Path) -> None:
     npm = shutil.which("npm")
     if npm is None:
-        words = "needs npm, which fetches axe-core (Debian: npm)"
-        if os.environ.get("KVMESH_REQUIRE_PROGRAMS") == "1":
-            pytest.fail(words)
-        pytest.skip(words)
+        lacks("needs npm, which fetches axe-core (Debian: npm)")
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         shutil.copy(HERE / name, folder / name)
