@@ -115,7 +115,7 @@ bench-routing-peers: install ## install vllm-router and smg for bench-routing, i
 
 bench-overload: install ## who keeps their latency under overload: 0.5 to 3 times capacity, with priorities and without; whether `policy simulate` says the same
 	@$(BIN)/python -m bench.overload.run $(ARGS)
-	@$(BIN)/python -m bench.replay_log.run $(if $(filter --quick,$(ARGS)),--seconds 20)
+	@$(if $(filter --only-promise,$(ARGS)),,$(BIN)/python -m bench.replay_log.run $(if $(filter --quick,$(ARGS)),--seconds 20))
 
 bench-scaling: install ## whether pods come in time: kvmesh's signal, Kubernetes' autoscaler, and who knows the future; virtual time
 	@$(BIN)/python -m bench.scaling.run $(ARGS)
