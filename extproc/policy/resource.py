@@ -40,7 +40,7 @@ def _written(kind: Kind, value: Any) -> Any:
 def explained_spec(fields: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the `spec` of an explained pool, and a comment for each path of it.
 
-    `fields` is the list of `kvmesh policy explain --json`.
+    `fields` is the list of `kvmesh policy explain -o json`.
     """
     nested: dict[str, Any] = {}
     words: dict[str, str] = {}
