@@ -14,7 +14,7 @@ from podsim.core.scheduler import Generation, Scheduler
 from podsim.errors import RequestRefusedError
 from podsim.kv_loader import KvLoader
 from podsim.kv_source import KvSource
-from podsim.side_channel import listen
+from podsim.side_channel import Listener
 from podsim.transfer_link import TransferLink
 from podsim.wire.kv_transfer import (
     KvTransferConfig,
@@ -45,7 +45,6 @@ class KvTransfer:
         self.side_channel_host, self.side_channel_port = "", 0
         self._config = config
         self._scheduler = scheduler
-        self._server: asyncio.Server | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._request_ids: dict[Generation, str] = {}  # of prefill legs
         link = TransferLink(link_settings.bytes_per_second)
@@ -59,6 +58,7 @@ class KvTransfer:
             metrics=self.metrics,
             on_free=on_change,
         )
+        self._listener = Listener(self._source.answer, spawn=self._spawn)
         self._loader = KvLoader(
             engine_id=self.engine_id,
             model=model,
@@ -74,15 +74,14 @@ class KvTransfer:
 
     async def listen(self, host: str, *, advertised_host: str) -> None:
         """Open the side channel on a free port. PortInUseError."""
-        self._server = await listen(host, self._source.answer, spawn=self._spawn)
+        await self._listener.bind(host)
         self.side_channel_host = advertised_host
-        self.side_channel_port = self._server.sockets[0].getsockname()[1]
+        self.side_channel_port = self._listener.port
 
     def close(self) -> None:
         """Close the side channel."""
         self._source.close()
-        if self._server is not None:
-            self._server.close()
+        self._listener.close()
 
     async def run(self) -> None:
         """Serve and load until cancelled."""

@@ -55,32 +55,53 @@ async def connected(host: str, port: int) -> AsyncIterator[Channel]:
         writer.close()
 
 
-async def listen(
-    host: str, answer: Callable[[Message], Awaitable[Reply]], *, spawn: Callable[[Coroutine[None, None, None]], object]
-) -> asyncio.Server:
-    """Answer on a free port of `host`; `spawn` runs each connection as a task. PortInUseError if there is none."""
+class Listener:
+    """The port on which one pod answers others, and their connections."""
 
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        spawn(_serve(reader, writer, answer))
+    def __init__(
+        self, answer: Callable[[Message], Awaitable[Reply]], *, spawn: Callable[[Coroutine[None, None, None]], object]
+    ) -> None:
+        self._answer = answer
+        self._spawn = spawn
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+        self._closed = False
+        self.port = 0
 
-    try:
-        return await asyncio.start_server(accept, host, 0, limit=LONGEST_LINE_BYTES)
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise PortInUseError(f"cannot bind a port of {host} for KV transfers: {reason}") from error
+    async def bind(self, host: str) -> None:
+        """Answer on a free port of `host`. PortInUseError if there is none."""
+        try:
+            self._server = await asyncio.start_server(self._accept, host, 0, limit=LONGEST_LINE_BYTES)
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            raise PortInUseError(f"cannot bind a port of {host} for KV transfers: {reason}") from error
+        self.port = self._server.sockets[0].getsockname()[1]
 
+    def close(self) -> None:
+        """Close the port and every connection, also one whose task never ran: who asks there waits for no end."""
+        self._closed = True
+        if self._server is not None:
+            self._server.close()
+        for writer in self._open:
+            writer.close()
 
-async def _serve(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Callable[[Message], Awaitable[Reply]]
-) -> None:
-    try:
-        while line := await reader.readline():
-            writer.write(encode_line(await answer(decode_message(line))))
-            await writer.drain()
-    except (OSError, ValueError, msgspec.DecodeError) as error:
-        log.warning("ended a connection for KV transfers: %s", _reason(error))
-    finally:
-        writer.close()
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closed:  # accepted before, and told of only now
+            writer.close()
+            return
+        self._open.add(writer)
+        self._spawn(self._serve(reader, writer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                writer.write(encode_line(await self._answer(decode_message(line))))
+                await writer.drain()
+        except (OSError, ValueError, msgspec.DecodeError) as error:
+            log.warning("ended a connection for KV transfers: %s", _reason(error))
+        finally:
+            writer.close()
+            self._open.discard(writer)
 
 
 def _reason(error: Exception) -> str:

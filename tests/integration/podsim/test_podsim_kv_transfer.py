@@ -18,11 +18,12 @@ from podsim import kv_loader
 from podsim.core.generate import prompt_seed
 from podsim.core.link import LinkSettings
 from podsim.core.scheduler import EngineSettings
+from podsim.errors import PeerError
 from podsim.model_folder import TINY_MODEL, load_model_folder
 from podsim.pod import PodSettings
 from podsim.publisher import PublisherSettings
 from podsim.server import RunningPod, running_pods
-from podsim.side_channel import listen
+from podsim.side_channel import Listener, connected
 from podsim.wire.kv_transfer import KvTransferConfig, LoadFailurePolicy
 from podsim.wire.side_channel import Heartbeat, Hello, Message, Read, Release, Reply
 
@@ -275,7 +276,8 @@ async def test_the_lease_of_a_decode_leg_that_waits_for_a_slot_is_renewed_by_hea
     one_slot = replace(FAST, max_running=1, inter_token_seconds=0.05)
     consumer = settings("kv_consumer", engine=one_slot, kv_lease_duration=0.06)
     async with pods(consumer) as (decoder,), asyncio.TaskGroup() as tasks:
-        server = await listen("127.0.0.1", answer, spawn=tasks.create_task)
+        listener = Listener(answer, spawn=tasks.create_task)
+        await listener.bind("127.0.0.1")
         running = asyncio.create_task(decoder.complete([7] * 50, max_tokens=2000, ignore_eos=True))
         await until_metric(decoder, "vllm:num_requests_running", 1)
         params = {
@@ -284,7 +286,7 @@ async def test_the_lease_of_a_decode_leg_that_waits_for_a_slot_is_renewed_by_hea
             "remote_request_id": "leg",
             "remote_block_ids": [[1, 2, 3, 4, 5, 6, 7]],
             "remote_host": "127.0.0.1",
-            "remote_port": server.sockets[0].getsockname()[1],
+            "remote_port": listener.port,
         }
         request = asyncio.create_task(decoder.complete(max_tokens=2, kv_transfer_params=params))
         heartbeat = Heartbeat(engine_id="theirs", request_ids=["leg"])
@@ -303,7 +305,7 @@ async def test_the_lease_of_a_decode_leg_that_waits_for_a_slot_is_renewed_by_hea
             ),
             Release(engine_id="theirs", request_id="leg"),
         ]
-        server.close()
+        listener.close()
 
 
 async def test_an_aborted_prefill_leg_keeps_nothing() -> None:
@@ -415,6 +417,22 @@ async def test_a_prefill_pod_that_dies_in_the_middle_of_a_transfer_fails_the_req
         status, _ = await request
         assert status == 500
         assert decoder.used_blocks == 0
+
+
+async def test_who_asks_a_pod_that_is_going_is_told_so_and_waits_for_nothing() -> None:
+    async def answer(message: Message) -> Reply:
+        raise AssertionError(message)
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        listener = Listener(answer, spawn=lambda work: work.close())  # as a pod does when its tasks end
+        await listener.bind("127.0.0.1")
+        async with connected("127.0.0.1", listener.port) as served, connected("127.0.0.1", listener.port) as too_late:
+            asked = asyncio.create_task(served.ask(Hello(engine_id="a", model="tiny", block_size=16), seconds=None))
+            await asyncio.sleep(0)
+            listener.close()
+            for question in (asked, too_late.ask(Heartbeat(engine_id="a", request_ids=[]), seconds=None)):
+                with pytest.raises(PeerError):
+                    await question
 
 
 @pytest.mark.parametrize("leg", ["another prompt", "longer prefill leg"])
