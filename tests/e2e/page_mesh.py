@@ -89,12 +89,15 @@ class Place:
         assert process.returncode == 0, f"{script}\n{printed.decode()}"
         return printed.decode()
 
-    async def serve(self, line: str, program: str) -> str:
-        """Start a server, wait until it is ready, and leave it running; later commands ask it."""
+    async def serve(self, line: str, program: str, *, says: str = "serves") -> str:
+        """Start a server, wait until it is ready, and leave it running; later commands ask it.
+
+        Of `kvmesh up` it is `says` that is waited for: its ready file is there a little earlier.
+        """
         ports = dict(zip(PORTS[program], free_ports(len(PORTS[program])), strict=True))
         flags = [f"--{flag} {port}" for flag, port in ports.items()]
         flags += self._needed(program, line) if MORE.search(line) else []
-        flags += ["--no-live", "--ready-file ready.json"] if program == "up" else []
+        flags += ["--no-live"] if program == "up" else []
         line = re.sub(rf"--({'|'.join(PORTS[program])}) \d+", "", self.as_here(line))
         script = "\n".join([*self.assignments, f"exec {MORE.sub('', line)} {' '.join(flags)}"])
         log = self.folder / f"{len(self.servers)}-{program}.log"
@@ -104,8 +107,8 @@ class Place:
             )
         self.servers[str(log)] = process
         if program == "up":
-            await self._until(process, log, self._has_ready_file)
-            return log.read_text()
+            await self._until(process, log, partial(has_said, log, says))
+            return says
         scheme = "https" if "--admin-tls-cert" in line else "http"
         address = f"{scheme}://{'localhost' if scheme == 'https' else '127.0.0.1'}:{list(ports.values())[-1]}"
         await self._until(process, log, partial(is_ready, f"{address}{READY[program]}"))
@@ -119,9 +122,6 @@ class Place:
         tokenizer = f"--tokenizer {shlex.quote(str(simulated_tokenizer()))}"
         redis = [] if "--redis " in line else [f"--redis {self.addresses['redis://…']}"]
         return {"extproc": [pods, model, tokenizer, *redis], "indexer": [pods, model, *redis]}[program]
-
-    async def _has_ready_file(self) -> bool:
-        return (self.folder / "ready.json").exists()
 
     async def _until(self, process: subprocess.Popen[bytes], log: Path, is_up: Callable[[], Awaitable[bool]]) -> None:
         async def missing() -> str:
@@ -151,6 +151,11 @@ def environment(folder: Path) -> dict[str, str]:
     path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     ours = {name: value for name, value in os.environ.items() if not name.startswith("KVMESH_")}
     return {**ours, "PATH": path, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
+
+
+async def has_said(log: Path, text: str) -> bool:
+    """Tell whether a program has printed a text."""
+    return text in log.read_text()
 
 
 async def is_ready(url: str) -> bool:
