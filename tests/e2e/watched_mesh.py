@@ -165,6 +165,7 @@ class WatchedMesh:
         stream: bool = False,
         max_tokens: int = 4,
         pause_seconds: float = SHORTEST_SECONDS,
+        patience_seconds: float | None = None,
     ) -> None:
         dice = random.Random(f"{seed} {objective} {model}")
         headers = {name: value for name, value in ((OBJECTIVE, objective), (TENANT, tenant)) if value}
@@ -178,7 +179,8 @@ class WatchedMesh:
             }
             body |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
             with suppress(aiohttp.ClientError, TimeoutError):  # what becomes of clients is other tests' business
-                await self.stack.send("POST", "/v1/chat/completions", json=body, headers=headers)
+                async with asyncio.timeout(patience_seconds):
+                    await self.stack.send("POST", "/v1/chat/completions", json=body, headers=headers)
             await asyncio.sleep(pause_seconds)
 
 
