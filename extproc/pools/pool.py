@@ -35,7 +35,7 @@ from extproc.pools.prefill_legs import PrefillLegs
 from extproc.pools.scale_looks import SERVING, ScaleLooks
 from extproc.pools.shared_resources import SharedResources
 from extproc.prefixes.prefix_index import RedisPrefixIndex
-from extproc.quotas.shared_quotas import Quotas
+from extproc.quotas.shared_quotas import Quotas, QuotaSettings
 from extproc.responses.response_plan import ResponsePlan
 from extproc.slo.stream_promises import stream_promises
 from extproc.telemetry.endpoint_telemetry import EndpointView
@@ -415,6 +415,7 @@ class Pool:
             hash_seed=pool_seed(settings.hash_seed, self.name),
             quotas=self.config.policy.priorities.quotas,
             others=self._resources.other_replicas,
+            settings=QuotaSettings(timeout_seconds=settings.index_timeout_seconds),
         )
 
     def _pods_in_words(self) -> Mapping[str, str]:

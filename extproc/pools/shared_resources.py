@@ -21,7 +21,7 @@ from extproc.pools.request_watch import RequestWatch
 from extproc.prompts.prompt_tokens import TokenSettings
 from extproc.prompts.tokenizer_cache import TokenizerCache
 from extproc.replicas.shared_load import EndpointBookings, add_bookings
-from extproc.replicas.shared_state import PoolShare, SharedState
+from extproc.replicas.shared_state import PoolShare, SharedState, SharedStateSettings
 from extproc.requests.long_work import LongWork
 from extproc.settings.config import PickerSettings
 from extproc.telemetry.degradation_log import DegradationLog
@@ -75,6 +75,7 @@ class SharedResources:
                 url=settings.redis_url,
                 bookings=self.own_bookings,
                 heard=self._heard,
+                settings=SharedStateSettings(timeout_seconds=settings.index_timeout_seconds),
             )
 
     @property

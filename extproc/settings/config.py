@@ -96,7 +96,10 @@ class PickerSettings:
     )
     hash_seed: str = setting("kvmesh", "Seed of the block keys; the same for indexer and picker.")
     index_timeout_seconds: float = milliseconds(
-        0.02, "Milliseconds to wait for the index before picking on load alone.", "index_timeout_ms", least=0.1
+        0.02,
+        "Milliseconds to wait for Redis before picking without the index, and without what other pickers share.",
+        "index_timeout_ms",
+        least=0.1,
     )
     scrape_interval_seconds: float = milliseconds(
         0.2, "Milliseconds between two scrapes of a pod's metrics (±20 % jitter).", "scrape_interval_ms", least=10

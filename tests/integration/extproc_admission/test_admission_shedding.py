@@ -299,6 +299,19 @@ async def test_replicas_share_a_tenants_quota_and_a_refusal_says_when_it_is_over
         assert await other.picker.metric('kvmesh_quota_decisions_total{outcome="requests",source="shared"}') == 1
 
 
+async def test_quotas_and_other_pickers_are_waited_for_as_long_as_the_setting_says(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes: dict[str, Any] = {"redis_url": redis_server.url, "shares_load": True, "index_timeout_seconds": 0.031}
+    quotas = policy(quotas=[{"tenant": "acme", "requestsPerMinute": 12}])
+    async with held_pods(1) as pods, crowd_before(pods, policy=quotas, **changes) as crowd:
+        redis_server.freeze()
+        await crowd.send(tenant="acme").routed()
+        redis_server.thaw()
+    assert "decided here: no answer within 31 ms" in caplog.text
+    assert "no answer within 20 ms" not in caplog.text
+
+
 async def test_requests_that_were_refused_or_left_while_they_waited_have_used_nothing(
     redis_server: RedisServer,
 ) -> None:
