@@ -48,6 +48,11 @@ class Judgement:
         """Whether the innocents were hardly slower than without the attack."""
         return self.attacked.p99 <= MOST_TIMES * self.usual.p99 + MOST_MORE_SECONDS
 
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether one of our processes has not given back what the attack made it take."""
+        return any(self.after[name] > MEMORY_SHARE * self.before[name] for name in OURS)
+
     def __str__(self) -> str:
         sizes = (self.before, self.most, self.after)
         grown = {name: " > ".join(str(size[name] >> 20) for size in sizes) for name in WATCHED}
@@ -66,17 +71,21 @@ class Mesh:
         """Run a program of `programs/` beside the innocents; fail where they feel it or memory stays taken.
 
         Another process of this machine may take a core for a moment, with the attack and without it. Delays count where
-        each of ROUNDS shows them; an innocent that fails once, or memory that stays taken once, counts.
+        each of ROUNDS shows them; an innocent that fails once counts. Memory may stay taken once, where objects that
+        live on hold pages of those that went; then the attack is run again, and must not have as much taken again.
         """
+        first: Judgement | None = None
         for left in reversed(range(ROUNDS)):
             judgement = await self._round(program, seconds=seconds)
+            first = first or judgement
             print(f"\n{program}: {judgement}")
             assert judgement.done > 0, f"{program} did nothing"
             assert not judgement.usual.failures, f"the mesh was ill before: {judgement.usual.failures[:3]}"
             assert not judgement.attacked.failures, f"{judgement}\n{judgement.attacked.failures[:3]}"
-            for name in OURS:
-                assert judgement.after[name] <= MEMORY_SHARE * judgement.before[name], judgement
-            if judgement.is_hardly_felt:
+            if judgement is not first:
+                for name in OURS:
+                    assert judgement.after[name] <= MEMORY_SHARE * first.after[name], f"{first}\n{judgement}"
+            if judgement.is_hardly_felt and not judgement.keeps_memory:
                 return judgement
             assert left, judgement
         raise AssertionError("a round returns or fails")
