@@ -43,7 +43,7 @@ $(BIN)/python:
 unexport PYTHONDONTWRITEBYTECODE
 
 # Processes that run tests, for two cores. Tests that start servers mostly wait for them: three take 11 min, two 14. The files
-# go to them in the order given, and not by their number of tests: the longest test is alone in its file, and ended last.
+# go to them in the order given, and not by their number of tests: the longest test, alone in its file, would begin last.
 TEST_WORKERS ?= 2
 SERVER_TEST_WORKERS ?= 3
 SERVER_TESTS = --numprocesses=$(SERVER_TEST_WORKERS) --dist=loadfile --no-loadscope-reorder

@@ -89,7 +89,7 @@ class Place:
         assert process.returncode == 0, f"{script}\n{printed.decode()}"
         return printed.decode()
 
-    async def serve(self, line: str, program: str, *, says: str = "serves") -> str:
+    async def serve(self, line: str, program: str, *, says: str = "") -> None:
         """Start a server, wait until it is ready, and leave it running; later commands ask it.
 
         Of `kvmesh up` it is `says` that is waited for: its ready file is there a little earlier.
@@ -108,14 +108,13 @@ class Place:
         self.servers[str(log)] = process
         if program == "up":
             await self._until(process, log, partial(has_said, log, says))
-            return says
+            return
         scheme = "https" if "--admin-tls-cert" in line else "http"
         address = f"{scheme}://{'localhost' if scheme == 'https' else '127.0.0.1'}:{list(ports.values())[-1]}"
         await self._until(process, log, partial(is_ready, f"{address}{READY[program]}"))
         if program == "extproc":
             self.addresses |= {"http://127.0.0.1:9090": address, "https://picker:9090": address}
             self.addresses["kvmesh explain"] = f"kvmesh explain --picker {address}"
-        return "serves"
 
     def _needed(self, program: str, line: str) -> list[str]:
         pods, model = f"--endpoints {','.join(self.pods)}", "--model tiny"

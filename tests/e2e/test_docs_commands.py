@@ -88,7 +88,7 @@ async def test_the_commands_of_a_page_do_what_it_says(
             if re.match(r"\w+=", command.line):
                 place.assignments.append(command.line)
             elif server is not None:
-                assert entry.text == await place.serve(command.line, server[1], says=entry.text)
+                await place.serve(command.line, server[1], says=entry.text)
             else:
                 is_install = "kvmesh install" in command.line and "--dry-run" not in command.line
                 again = partial(place.run, command.line, also="--dry-run" if is_install else "")

@@ -1,6 +1,7 @@
 """Tokens: which pods make others than the picker, and whom to mend where the pods differ from each other."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,9 @@ from extproc.prompts.token_probes import TokenComparison
 from tests.unit.extproc_doctor.doctor_facts import facts, found, lines, pod
 
 
-def compared(ours: tuple[int, ...] | None, theirs: tuple[int, ...] | None, **changes: object) -> TokenComparison:
+def compared(ours: tuple[int, ...] | None, theirs: tuple[int, ...] | None, **changes: Any) -> TokenComparison:
     same = TokenComparison(model="tiny", probe="chat", is_chat=True, ours=ours, theirs=theirs)
-    return replace(same, **changes)  # type: ignore[arg-type]
+    return replace(same, **changes)
 
 
 def test_a_missing_begin_of_text_is_recognised() -> None:
