@@ -22,6 +22,7 @@ COPY manifests/monitoring ./manifests/monitoring
 COPY kvmesh ./kvmesh
 COPY kv_indexer ./kv_indexer
 COPY podsim ./podsim
+COPY operate ./operate
 COPY extproc ./extproc
 RUN /opt/kvmesh/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/kvmesh/bin/pip install --no-deps --no-index --find-links /wheels kvmesh \

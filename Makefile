@@ -63,7 +63,7 @@ unit: install ## the unit tests alone, all of them
 
 test: check ## everything that needs no vLLM: unit, integration, end to end, browser, random kills
 	@$(BIN)/python -m pytest tests/unit -m thorough --numprocesses=$(TEST_WORKERS)
-	@$(BIN)/python -m pytest tests/chaos tests/e2e tests/browser tests/integration --durations=15 $(SERVER_TESTS)
+	@$(BIN)/python -m pytest tests/chaos tests/e2e tests/reports tests/browser tests/integration --durations=15 $(SERVER_TESTS)
 	@$(BIN)/python -m pytest tests/attack --durations=5  # alone: it compares times
 
 attack: install ## what one client or one pod can do to the others: attacks on a whole mesh, innocents beside them
@@ -115,9 +115,8 @@ bench-routing: install ## which routing is best: kvmesh, Envoy's own balancing, 
 bench-routing-peers: install ## install vllm-router and smg for bench-routing, into an environment of their own
 	@$(BIN)/python -m bench.routing.peers
 
-bench-overload: install ## who keeps their latency under overload: 0.5 to 3 times capacity, with priorities and without; whether `policy simulate` says the same
+bench-overload: install ## who keeps their latency under overload: 0.5 to 3 times capacity, with priorities and without
 	@$(BIN)/python -m bench.overload.run $(ARGS)
-	@$(if $(filter --only-promise,$(ARGS)),,$(BIN)/python -m bench.replay_log.run $(if $(filter --quick,$(ARGS)),--seconds 20))
 
 bench-scaling: install ## whether pods come in time: kvmesh's signal, Kubernetes' autoscaler, and who knows the future; virtual time
 	@$(BIN)/python -m bench.scaling.run $(ARGS)

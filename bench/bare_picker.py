@@ -2,7 +2,7 @@
 
 The product's gRPC server, started as `kvmesh extproc` starts it, with a pick that is known beforehand: no body parsed,
 no token, no index, no scrape, no booking. What it costs is the ext_proc exchange alone; the rest is the picking.
-`--server grpc-aio` serves with what it replaced.
+`--server grpcio` serves with gRPC's own server.
 """
 
 import argparse
@@ -12,26 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvloop
 
+from extproc.answers.response_plan import PASS_PLAN, ResponsePlan
 from extproc.ext_proc.call import OpenResponse
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.ext_proc.grpc_server import ExtProcServer
-from extproc.ext_proc.grpc_tls import server_context
-from extproc.ext_proc.grpc_tls_settings import GrpcTlsSettings
-from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
-
-if TYPE_CHECKING:
-    from bench.grpc_aio_server import GrpcAioServer
+from extproc.ext_proc.grpc_server import ExtProcServer, Http2Transport, Transport
+from extproc.ext_proc.grpc_tls import server_tls
 
 MAX_BODY_BYTES = 16 << 20
 
 
 @dataclass(slots=True, kw_only=True)
 class _Unbooked:
-    """An exchange of which nothing is kept."""
+    """An exchange without a record."""
 
     endpoints: Sequence[str]
     body: bytes | None = None
@@ -71,22 +66,19 @@ async def serve(*, host: str, port: int, pods: Sequence[str], server_name: str, 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = _server(server_name, PicksInTurn(pods))
-    if isinstance(server, ExtProcServer):
-        await server.start(host=host, port=port, tls=server_context(GrpcTlsSettings(cert=tls_cert)))
-    else:
-        await server.start(host=host, port=port)
+    server = ExtProcServer(picks=PicksInTurn(pods), max_body_bytes=MAX_BODY_BYTES, transport=_transport(server_name))
+    await server.start(host=host, port=port, tls=server_tls(str(tls_cert) if tls_cert else None))
     await server.set_serving(True)
     await stop.wait()
     await server.stop(grace_seconds=0)
 
 
-def _server(name: str, picks: PicksInTurn) -> "ExtProcServer | GrpcAioServer":
-    if name == "http2":
-        return ExtProcServer(picks=picks, max_body_bytes=MAX_BODY_BYTES)
-    from bench.grpc_aio_server import GrpcAioServer  # noqa: PLC0415  (grpc stays out of the product's process)
+def _transport(server_name: str) -> type[Transport]:
+    if server_name == "own":
+        return Http2Transport
+    from extproc.ext_proc.grpcio_server import GrpcioTransport  # noqa: PLC0415  (grpc stays out of the own server's process)
 
-    return GrpcAioServer(picks=picks, max_body_bytes=MAX_BODY_BYTES)
+    return GrpcioTransport
 
 
 def main() -> None:
@@ -96,7 +88,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--pods", required=True, help="comma-separated HOST:PORT, as the picker would name them")
     parser.add_argument("--loop", choices=("uvloop", "asyncio"), default="uvloop")
-    parser.add_argument("--server", choices=("http2", "grpc-aio"), default="http2")
+    parser.add_argument("--server", choices=("own", "grpcio"), default="own")
     parser.add_argument("--tls-cert", type=Path, help="PEM file with a certificate and its key; default: clear text")
     options = parser.parse_args()
     serving = serve(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from extproc.local.envoy_config import PICKER_CLUSTER, SocketAddress, fill_in, named, read_template
-from extproc.local.processes import HttpReady, ProcessSpec, find_envoy
+from operate.local.envoy_config import PICKER_CLUSTER, SocketAddress, fill_in, named, read_template
+from operate.local.processes import HttpReady, ProcessSpec, find_envoy
 
 BARE_LISTENER = "bare"
 BARE_CLUSTER = "bare-picker"

@@ -1,12 +1,12 @@
-"""How long a picker that was killed is away: from its process's start to its first right pick.
+"""Recovery of a killed picker: time from its new process's start to the first right pick.
 
     python -m bench.first_pick [--starts 10] [--json FILE]
 
 Redis, an indexer and four simulated pods run on; one pod holds a prompt of some 1,000 tokens. In each round a picker is
 started, asked as Envoy asks it, and killed by SIGKILL. A pick is right if it names the pod that holds the prompt: the
-new process has the tokenizer, the index and what the pods report. Steps that are done before the port is open are timed
-in processes of their own, in the same round. Then one that was started with --respawn is killed as often, and asked
-until its successor picks. Wall time is what a mesh waits; CPU time is the same on a busy machine.
+new process has the tokenizer, the index and the pods' load. The steps before the open port are timed in processes
+of their own, in the same round. Then a picker with --respawn is killed as often, and asked until its successor picks.
+Wall time is the mesh's wait; CPU time is the same on a busy machine.
 """
 
 import argparse
@@ -37,23 +37,23 @@ from bench.machine import machine, revision, versions
 from bench.plan import SEED
 from bench.prompts import chat_body, make_prompt_set, vocabulary_words
 from bench.redis_server import start_redis, stop_redis
-from bench.running_stack import HOST, free_range
+from bench.running_stack import HOST
 from extproc.ext_proc.answers import DESTINATION_HEADER, PROCESSOR_SERVICE
 from extproc.ext_proc.exchange import BodyMode
-from extproc.local.ports import pick_free_port
-from extproc.local.processes import HttpReady, ProcessSpec, Supervisor
+from operate.local.ports import pick_free_port
+from operate.local.processes import HttpReady, ProcessSpec, Supervisor
 from podsim.model_folder import TINY_MODEL
 
 PODS, PROMPT_TOKENS, MODEL = 4, 1000, "tiny"
 CHAT_PATH = "/v1/chat/completions"
 LIMIT_SECONDS = 30.0
 POLL_SECONDS = 0.001
-KVMESH = (sys.executable, "-m", "extproc")
-# what a start does before its port is open, one after the other; each is timed with all before it
+KVMESH = (sys.executable, "-m", "operate")
+# the steps of a start before its open port, in order; a time includes all earlier steps
 STEPS: Mapping[str, str] = {
     "interpreter": "pass",
-    "command line": "from extproc.cli import build; build(['extproc'])",
-    "picker's modules": "from extproc.cli import build; build(['extproc']); import extproc.service",
+    "command line": "from operate.cli import build; build(['extproc'])",
+    "picker's modules": "from operate.cli import build; build(['extproc']); import extproc.service",
 }
 FIRST_PICK = "first pick"
 RESPAWNED = "first pick, respawned"  # since the kill
@@ -71,7 +71,7 @@ class Moment:
 class Start:
     """One start of a picker."""
 
-    moments: Mapping[str, Moment]  # by step, in their order; those of STEPS in processes that end there
+    moments: Mapping[str, Moment]  # by step, in order; each of STEPS in a process of its own
     is_right: bool
     is_right_respawned: bool
 
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 async def measure(count: int) -> list[Start]:
-    """Set the scene, start so many pickers, end everything."""
+    """Start Redis, an indexer and pods; measure `count` starts of a picker."""
     starts: list[Start] = []
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as folder:
         server, redis = start_redis(folder)
@@ -129,7 +129,7 @@ async def measure(count: int) -> list[Start]:
 
 def _beside(redis: str) -> tuple[list[str], list[list[ProcessSpec]]]:
     """Return the addresses of the pods, and what runs beside the picker."""
-    first, admin = free_range(PODS, avoid=set()), pick_free_port(host=HOST, avoid=set())
+    first, admin = pick_free_port(host=HOST, avoid=(), count=PODS), pick_free_port(host=HOST, avoid=set())
     pods = [f"{HOST}:{first + number}" for number in range(PODS)]
     simulated = ("sim", "--host", HOST, "--sim-port", str(first), "--pods", str(PODS), "--model", MODEL)
     follows = ("--endpoints", ",".join(pods), "--model", MODEL, "--redis", redis, "--indexer-admin-port", str(admin))
@@ -248,7 +248,7 @@ def _first_pick(process: "subprocess.Popen[bytes]", port: int, scene: Scene) -> 
 
 
 def _moment(code: str) -> Moment:
-    """Run code in an interpreter of its own that ends at once, as a picker's start does it."""
+    """Time code in a new interpreter with a picker's settings and without its exit work."""
     began = time.perf_counter()
     process = subprocess.Popen((sys.executable, "-c", f"import gc, os; gc.disable(); {code}; os._exit(0)"))
     _, status, used = os.wait4(process.pid, 0)
@@ -320,7 +320,7 @@ def table(starts: Sequence[Start]) -> str:
 
 
 def result(starts: Sequence[Start], *, date: datetime) -> dict[str, Any]:
-    """What is kept: the medians, every start, and what it was measured on."""
+    """Return the record: medians, every start, the machine."""
     return {
         "date": date.isoformat(timespec="seconds"),
         "machine": machine(),

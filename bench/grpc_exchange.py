@@ -1,8 +1,8 @@
-"""What one ext_proc exchange costs the server's process, by what serves it: `python -m bench.grpc_exchange`.
+"""The server's CPU time for one ext_proc exchange, by gRPC server: `python -m bench.grpc_exchange`.
 
 A scripted client plays Envoy's part (headers, body, its end; the answers; response headers) against `bench.bare_picker`
-in a process of its own, once for each configuration, all alive at the same time and measured in turn. Results and what
-was decided from them: docs/decisions/0002-grpc-transport.md.
+in a process of its own, once for each configuration, all alive at the same time and measured in turn. Results and the
+decision: docs/decisions/0002-grpc-transport.md.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from bench.calibration import loop_ns_per_iteration
 from bench.cpu_time import process_cpu_ms
 from extproc.ext_proc.answers import PROCESSOR_SERVICE
 from extproc.ext_proc.exchange import BODY_CHUNK_BYTES, BodyMode
-from extproc.local.errors import UpError
-from extproc.local.ports import pick_free_port
-from extproc.local.processes import GrpcReady, ProcessSpec, Supervisor
-from kvmesh.self_signed import make_self_signed
+from extproc.ext_proc.grpc_tls import make_self_signed
+from operate.local.errors import UpError
+from operate.local.ports import pick_free_port
+from operate.local.processes import GrpcReady, ProcessSpec, Supervisor
 
 HOST = "127.0.0.1"
 PODS = "10.0.0.1:8000,10.0.0.2:8000,10.0.0.3:8000"
@@ -70,12 +70,13 @@ LEAN_GRPC = ",".join(
     )
 )
 SETUPS = (  # the product's first
-    Setup(name="own server, uvloop", server="http2", loop="uvloop"),
-    Setup(name="own server, uvloop, TLS", server="http2", loop="uvloop", has_tls=True),
-    Setup(name="own server, asyncio", server="http2", loop="asyncio"),
-    Setup(name="grpc.aio, uvloop, experiments off", server="grpc-aio", loop="uvloop", experiments=LEAN_GRPC),
-    Setup(name="grpc.aio, uvloop, its defaults", server="grpc-aio", loop="uvloop"),
-    Setup(name="grpc.aio, asyncio, its defaults", server="grpc-aio", loop="asyncio"),
+    Setup(name="own server, uvloop", server="own", loop="uvloop"),
+    Setup(name="own server, uvloop, TLS", server="own", loop="uvloop", has_tls=True),
+    Setup(name="own server, asyncio", server="own", loop="asyncio"),
+    Setup(name="grpc.aio, uvloop, experiments off", server="grpcio", loop="uvloop", experiments=LEAN_GRPC),
+    Setup(name="grpc.aio, uvloop, its defaults", server="grpcio", loop="uvloop"),
+    Setup(name="grpc.aio, uvloop, its defaults, TLS", server="grpcio", loop="uvloop", has_tls=True),
+    Setup(name="grpc.aio, asyncio, its defaults", server="grpcio", loop="asyncio"),
 )
 
 

@@ -30,10 +30,10 @@ import zmq.asyncio
 from bench.kv_apply import BLOCK_SIZE, engine_hashes, frames, removed
 from bench.machine import machine
 from bench.redis_server import cpu_seconds, start_redis, stop_redis
-from extproc.local.ports import pick_free_port
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.redis_reader import PrefixIndexReader
+from operate.local.ports import pick_free_port
 
 MODEL = "bench"
 WARM_SECONDS = 3.0
@@ -54,7 +54,7 @@ def indexer(url: str, sources: dict[str, dict[str, str]], folder: str) -> Iterat
         str(pick_free_port(host="127.0.0.1", avoid=())),
     ]
     with (Path(folder) / "indexer.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "extproc", "indexer", *options], stdout=log, stderr=log)
+        process = subprocess.Popen([sys.executable, "-m", "operate", "indexer", *options], stdout=log, stderr=log)
         try:
             yield process
         finally:

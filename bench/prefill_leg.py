@@ -23,8 +23,9 @@ from bench.calibration import loop_ns_per_iteration
 from bench.cpu_time import process_cpu_ms
 from bench.machine import machine, revision, versions
 from bench.prompts import chat_body, count_tokens, vocabulary_words
-from bench.running_stack import end_process, facts_of, free_range, port_flags, start_module
+from bench.running_stack import HOST, end_process, facts_of, port_flags, start_module
 from bench.tokenizing import RESULTS, SEED
+from operate.local.ports import pick_free_port
 from podsim.model_folder import TINY_MODEL
 
 SIZES = (200, 2000, 8000)  # tokens, about
@@ -111,7 +112,7 @@ def body(words: tuple[str, ...], size: int, *, number: int) -> bytes:
 @asynccontextmanager
 async def pods() -> AsyncIterator[tuple[str, ...]]:
     """Run two simulated pods that hand caches over; yield their addresses."""
-    port = free_range(2, avoid=set())
+    port = pick_free_port(host=HOST, avoid=(), count=2)
     flags = ("--sim-port", str(port), "--pods", "2", "--kv-transfer-config", CONNECTOR, *QUICK_PODS, *QUICK_LINK)
     process = await start_module("podsim", *flags, "--max-model-len", "65536")
     try:
@@ -135,7 +136,7 @@ async def two_stacks(names: Sequence[str]) -> AsyncIterator[dict[str, dict[str, 
                 config.write_text(f"policy: {folder}/{way}.policy\n{roles}", encoding="utf-8")
                 flags = ("--config", str(config), "--ready-file", str(ready), "--endpoints", ",".join(names))
                 processes.append(
-                    await start_module("extproc", "up", "--no-live", "--log-level", "warning", *flags, *port_flags(0))
+                    await start_module("operate", "up", "--no-live", "--log-level", "warning", *flags, *port_flags(0))
                 )
                 stacks[way] = await facts_of(processes[-1], ready)
             yield stacks

@@ -27,10 +27,17 @@ from bench.machine import machine
 from bench.redis_server import cpu_seconds, start_redis, stop_redis
 from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.share.redis_leases import RedisLeaseBook
-from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, block_keys, root_key, split_keys
+from kvmesh.blocks.block_keys import (
+    KEY_BYTES,
+    TOKEN_BYTES,
+    DepthHints,
+    KnownBlockKeys,
+    block_keys,
+    root_key,
+    split_keys,
+)
 from kvmesh.blocks.index_changes import IndexChange, Store, pack_hashes
 from kvmesh.blocks.source import SourceState, Stream
-from kvmesh.index.known_keys import DepthHints, KnownBlockKeys
 from kvmesh.index.prefix_match import PrefixLookup
 from kvmesh.index.redis_reader import PrefixIndexReader
 from kvmesh.redis.keys import PREFIX, pack_mget

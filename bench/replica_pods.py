@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 
 from aiohttp import web
 
-from extproc.local.ports import pick_free_port
+from operate.local.ports import pick_free_port
 
 HOST = "127.0.0.1"
 SLOTS = 16  # requests that run at a time; more wait

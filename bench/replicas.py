@@ -31,9 +31,9 @@ from bench.redis_server import start_redis, stop_redis
 from bench.replica_pods import HOST, SimulatedPods
 from extproc.ext_proc.answers import PROCESSOR_SERVICE
 from extproc.ext_proc.exchange import BodyMode
-from extproc.local.errors import UpError
-from extproc.local.ports import pick_free_port
-from extproc.local.processes import GrpcReady, ProcessSpec, Supervisor
+from operate.local.errors import UpError
+from operate.local.ports import pick_free_port
+from operate.local.processes import GrpcReady, ProcessSpec, Supervisor
 
 TOKENIZER = Path(__file__).parents[1] / "podsim" / "tiny_model"
 DESTINATION = "x-gateway-destination-endpoint"
@@ -178,7 +178,7 @@ def _picker(
     given = [f"--{name}={value}" for name, value in settings.items()]
     return ProcessSpec(
         name=f"picker-{number}",
-        argv=(sys.executable, "-m", "extproc", "extproc", *given, *flags),
+        argv=(sys.executable, "-m", "operate", "extproc", *given, *flags),
         ready=(GrpcReady(address=f"{HOST}:{ports[0]}"),),
     )
 

@@ -14,7 +14,7 @@ from bench.load import Job, LoadProcess
 from bench.plan import SEED, Plan
 from bench.prompts import PromptSet
 from bench.report import Round, Turn
-from extproc.local.envoy_config import SocketAddress
+from operate.local.envoy_config import SocketAddress
 
 CHAT_PATH = "/v1/chat/completions"
 

@@ -24,7 +24,7 @@ from bench.plan import QUICK, SIMULATOR, Plan
 from bench.report import facts, verdicts
 from bench.stage import measure
 from bench.tables import WIDTH, tables
-from extproc.local.errors import UpError
+from operate.local.errors import UpError
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -7,20 +7,18 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from extproc.local.errors import UpError
-from extproc.local.ports import PortUse, pick_free_port, require_free
+from operate.local.ports import pick_free_port
 
 HOST = "127.0.0.1"
-PORT_FLAGS = ("--envoy-port", "--envoy-admin-port", "--grpc-port", "--admin-port", "--indexer-admin-port")
+FIXED_PORTS = 5  # of gateway, picker and indexer; the pods' come after them
 START_SECONDS = 60.0
 END_SECONDS = 20.0
 POLL_SECONDS = 0.1
-ATTEMPTS = 50
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +32,7 @@ async def running_stack(
     ready_file, config_file = directory / "ready.json", directory / "kvmesh.yaml"
     config_file.write_text(json.dumps(dict(simulator)))  # JSON is YAML
     process = await start_module(
-        *("extproc", "up", "--no-live", "--log-level", "warning"),
+        *("operate", "up", "--no-live", "--log-level", "warning"),
         *("--config", str(config_file), "--ready-file", str(ready_file), "--pods", str(pods)),
         *port_flags(pods),
     )
@@ -59,31 +57,14 @@ async def facts_of(process: asyncio.subprocess.Process, ready_file: Path) -> dic
     """Wait until a stack is ready; return the content of its ready file."""
     await _until_ready(process, ready_file)
     facts: dict[str, Any] = json.loads(ready_file.read_text())
+    parent = facts["pids"]["extproc"]  # only waits for the death of the one that picks
+    facts["pids"]["extproc"] = int(Path(f"/proc/{parent}/task/{parent}/children").read_text())
     return facts
 
 
-def port_flags(pods: int) -> list[str]:
+def port_flags(pods: int) -> tuple[str, ...]:
     """Free ports, so that a measurement does not collide with a demo; `pods` are simulated ones, if any."""
-    taken: set[int] = set()
-    flags = []
-    for flag in PORT_FLAGS:
-        port = pick_free_port(host=HOST, avoid=taken)
-        taken.add(port)
-        flags += [flag, str(port)]
-    return [*flags, "--sim-port", str(free_range(pods, avoid=taken))] if pods else flags
-
-
-def free_range(count: int, *, avoid: set[int]) -> int:
-    """The first of `count` free ports in a row."""
-    for _ in range(ATTEMPTS):
-        first = pick_free_port(host=HOST, avoid=avoid)
-        row = [PortUse(port=first + offset, purpose="a pod", flag="--sim-port") for offset in range(count)]
-        if first + count > 65535 or not avoid.isdisjoint(use.port for use in row):
-            continue
-        with suppress(UpError):
-            require_free(row, host=HOST)
-            return first
-    raise SystemExit(f"no {count} free ports in a row found on {HOST}")
+    return "--port-base", str(pick_free_port(host=HOST, avoid=(), count=FIXED_PORTS + pods))
 
 
 async def end_process(process: asyncio.subprocess.Process) -> None:

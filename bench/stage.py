@@ -22,10 +22,10 @@ from bench.prompts import PromptSet, chat_body, count_tokens, make_prompt_set, v
 from bench.report import Case, Measurement
 from bench.rounds import CHAT_PATH, BodySource, RoundRunner
 from bench.running_stack import HOST, running_stack
-from extproc.local.envoy_config import SocketAddress
-from extproc.local.ports import pick_free_port
-from extproc.local.processes import GrpcReady, ProcessSpec, Supervisor
-from extproc.local.service import simulated_tokenizer
+from operate.local.envoy_config import SocketAddress
+from operate.local.ports import pick_free_port
+from operate.local.processes import GrpcReady, ProcessSpec, Supervisor
+from operate.local.service import simulated_tokenizer
 
 Say = Callable[[str], None]
 
@@ -163,13 +163,13 @@ async def _warm(stage: Stage, prompts: PromptSet) -> None:
 
 
 async def _until_indexed(stage: Stage, body: bytes) -> None:
-    """Wait until the picker expects most of the prompt in a cache; `/explain` sends and books nothing."""
+    """Wait until the picker expects most of the prompt in a cache; `/v1/explain` sends and books nothing."""
     matched = total = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(20):
             while True:
                 async with stage.session.post(
-                    f"{stage.admin_url}/explain", data=body, params={"path": CHAT_PATH}
+                    f"{stage.admin_url}/v1/explain", data=body, params={"path": CHAT_PATH}
                 ) as response:
                     answer = await response.json()
                 matched, total = answer["matched_tokens"], answer["prompt_tokens"]

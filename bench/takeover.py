@@ -74,7 +74,7 @@ async def until(condition: Any) -> float:
 
 
 def start_indexer(name: str, *, url: str, endpoints: list[str], lease_seconds: float) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "extproc", "indexer", "--model", "tiny", "--redis", url, "--indexer-id", name]
+    command = [sys.executable, "-m", "operate", "indexer", "--model", "tiny", "--redis", url, "--indexer-id", name]
     command += ["--endpoints", ",".join(endpoints), "--indexer-admin-port", "0", "--lease-seconds", str(lease_seconds)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -22,12 +22,12 @@ import aiohttp
 
 from bench.machine import machine, revision, versions
 from bench.tokenizing import RESULTS, SEED, folders, new_text
-from extproc.local.ports import pick_free_port
 from extproc.models.models import ServedModel, TokensFrom
 from extproc.prompts.pod_render import PodRender, RenderSettings
-from extproc.prompts.token_ids import TOKEN_BYTES
+from extproc.prompts.tokenized_prompt import TOKEN_BYTES
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
+from operate.local.ports import pick_free_port
 
 MODEL, PATH = "m", "/v1/completions"
 SIZES = (100, 1000, 8000)  # tokens, about

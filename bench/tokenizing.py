@@ -22,11 +22,11 @@ from bench.calibration import loop_ns_per_iteration
 from bench.machine import machine, revision, versions
 from bench.real_folders import REAL_FOLDERS, FolderUnavailableError
 from bench.report import spread
-from extproc.local.service import simulated_tokenizer
 from extproc.prompts.engines import Engine, choose_engine
-from extproc.prompts.token_ids import TOKEN_BYTES
+from extproc.prompts.tokenized_prompt import TOKEN_BYTES
 from extproc.prompts.tokenizer import SEGMENT_CACHE_BYTES
 from extproc.prompts.tokenizer_folder import read_folder
+from operate.local.service import simulated_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
 SEED = 20261125

@@ -27,8 +27,8 @@ from bench.prompts import chat_body, make_prompt_set, vocabulary_words
 from bench.report import Case, cpu_ms_per_request, spread
 from bench.rounds import CHAT_PATH, BodySource, RoundRunner
 from bench.running_stack import running_stack
-from extproc.local.envoy_config import SocketAddress
-from extproc.local.service import simulated_tokenizer
+from operate.local.envoy_config import SocketAddress
+from operate.local.service import simulated_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
 SIZE_TOKENS = 2000
@@ -89,7 +89,7 @@ async def _measured(plan: Plan, *, audit_share: float) -> list[dict[str, Any]]:
         policy.write_text(json.dumps({"observability": {"auditShare": audit_share}}))
         watched = {
             **SIMULATOR,
-            "access_log_file": str(directory / "audit.jsonl"),
+            "access_log": str(directory / "audit.jsonl"),
             "audit": True,
             "policy": str(policy),
         }

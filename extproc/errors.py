@@ -1,10 +1,11 @@
-"""What can go wrong for a request, and what the client is told.
+"""The errors of requests, and the client's answer for each.
 
-The class is the reason: adapters and the use case raise these, `ext_proc.answers` turns them into an OpenAI error
-object with the class's status. Nothing here knows gRPC or HTTP libraries.
+The class is the reason: adapters and the use case raise these errors, and `ext_proc.answers` turns them into an OpenAI
+error object with the class's status. This module knows no gRPC or HTTP library.
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import ClassVar
 
 
@@ -13,11 +14,24 @@ class KvmeshError(Exception):
 
 
 class ConfigError(KvmeshError):
-    """A setting is missing, unknown or contradictory; the message names it and says what to do."""
+    """A setting is missing, unknown or contradictory; the message names it and the fix."""
 
 
 class NoPoliciesError(KvmeshError):
-    """Somebody asks for policies where none are followed."""
+    """Policies were requested, but this picker follows none."""
+
+
+class Cause(StrEnum):
+    """The causes of refusals that are counted apart."""
+
+    SHED = "shed"  # load
+    LIMIT = "limit"  # of the prompt, under load
+    NO_POD = "no-pod"
+    OTHER = "other"
+
+
+class PluginSkippedError(KvmeshError):
+    """A plug-in has no part in this decision; the message names it and says why."""
 
 
 class PickError(KvmeshError):
@@ -31,6 +45,8 @@ class PickError(KvmeshError):
     reason: ClassVar[str] = "internal-error"
     error_type: ClassVar[str] = "server_error"
     error_code: ClassVar[str | None] = None
+    cause: ClassVar[Cause] = Cause.OTHER
+    waited_seconds: float | None = None  # in the queue, or for the first pod; None if it did not wait
 
     def __init__(
         self,
@@ -40,7 +56,7 @@ class PickError(KvmeshError):
         headers: Mapping[str, str] | None = None,
         http_status: int | None = None,
     ) -> None:
-        """Take further `headers` of the answer (lowercase), and a status where the policy names another one."""
+        """`headers` are extra answer headers (lowercase); `http_status` is the policy's status, if it sets one."""
         super().__init__(message)
         self.message = message
         self.retry_after_seconds = retry_after_seconds
@@ -48,15 +64,26 @@ class PickError(KvmeshError):
         self.status = self.http_status if http_status is None else http_status
 
 
+class LocalAnswer(PickError):  # noqa: N818 - it is no error
+    """A request that the picker answers itself: `document` is the JSON body."""
+
+    http_status = 200
+    reason = "answered-here"
+
+    def __init__(self, document: bytes) -> None:
+        super().__init__("answered by the picker")
+        self.document = document
+
+
 DEFECT = "kvmesh failed to route this request; its log says why"
 
 
 class InternalPickError(PickError):
-    """A defect of ours: the request is answered, the process lives on, the log has the traceback."""
+    """A bug in kvmesh: the request is answered, the process keeps running, and the log has the traceback."""
 
 
 class MalformedRequestError(PickError):
-    """The body is not what the API takes."""
+    """The body is not valid for the API."""
 
     http_status = 400
     reason = "malformed-json"
@@ -74,7 +101,7 @@ class BodyTooLargeError(PickError):
 
 
 class BodyInPiecesError(PickError):
-    """The body comes in pieces of a few bytes, each of which costs as much as a large one."""
+    """The body arrives in chunks of a few bytes; each costs as much as a large chunk."""
 
     http_status = 413
     reason = "body-in-pieces"
@@ -82,8 +109,17 @@ class BodyInPiecesError(PickError):
     error_code = "body_in_pieces"
 
 
+class BadUpgradeError(PickError):
+    """The request asks for a WebSocket in a way that no server grants."""
+
+    http_status = 400
+    reason = "bad-upgrade"
+    error_type = "invalid_request_error"
+    error_code = "bad_upgrade"
+
+
 class UploadsLimitedError(PickError):
-    """The bodies that are on their way hold as much memory as they may, and this one is among the largest."""
+    """Unfinished bodies have reached their memory limit, and this body is among the largest."""
 
     http_status = 503
     reason = "uploads-limited"
@@ -91,7 +127,7 @@ class UploadsLimitedError(PickError):
 
 
 class LongBodiesLimitedError(PickError):
-    """The body takes long to read, and as many of its tenant's wait to be read as may."""
+    """The body takes long to parse, and its tenant's queue of such bodies is full."""
 
     http_status = 503
     reason = "long-bodies-limited"
@@ -99,7 +135,7 @@ class LongBodiesLimitedError(PickError):
 
 
 class UnsupportedEncodingError(PickError):
-    """The body has a content-encoding that the picker does not read, and the policy depends on what is in it."""
+    """The picker cannot decode the body's content-encoding, and the policy depends on the content."""
 
     http_status = 415
     reason = "unsupported-encoding"
@@ -108,7 +144,7 @@ class UnsupportedEncodingError(PickError):
 
 
 class UnknownModelError(PickError):
-    """The configuration lists the models, and this is none of them."""
+    """The configuration restricts the models, and this one is not listed."""
 
     http_status = 404
     reason = "unknown-model"
@@ -117,7 +153,7 @@ class UnknownModelError(PickError):
 
 
 class UnknownResponseError(PickError):
-    """The request needs a response that a pod keeps, and which pod that may be is not known."""
+    """The request needs a response stored on a pod, and that pod is unknown."""
 
     http_status = 404
     reason = "unknown-response"
@@ -126,7 +162,7 @@ class UnknownResponseError(PickError):
 
 
 class ResponseGoneError(PickError):
-    """The request needs a response whose pod is gone."""
+    """The request needs a response stored on a pod that is gone."""
 
     http_status = 410
     reason = "response-gone"
@@ -135,7 +171,7 @@ class ResponseGoneError(PickError):
 
 
 class UnknownPoolError(PickError):
-    """The gateway names a pool that this picker does not know, or not yet."""
+    """The gateway names a pool that this picker does not know (yet)."""
 
     http_status = 503
     reason = "unknown-pool"
@@ -143,7 +179,7 @@ class UnknownPoolError(PickError):
 
 
 class NoPoolForHostError(PickError):
-    """Several pools are served here, and the request's host belongs to none of them."""
+    """This picker serves several pools, and the request's host belongs to none of them."""
 
     http_status = 404
     reason = "no-pool-for-host"
@@ -156,68 +192,75 @@ class NoReadyEndpointError(PickError):
 
     http_status = 503
     reason = "no-ready-endpoint"
-    error_type = "server_error"
     error_code = "no_ready_endpoint"
+    cause = Cause.NO_POD
 
 
 class FirstPodLateError(NoReadyEndpointError):
-    """The pool was scaled to zero, and its first pod has not come while the request was waiting."""
+    """The pool was scaled to zero, and its first pod was not ready within the request's wait."""
 
     reason = "no-pod-in-time"
-    waited_seconds: float | None = None  # for the pod
 
 
 class FirstPodNeededError(NoReadyEndpointError):
-    """The request would wait for its pool's first pod; for explanations."""
+    """The request would wait for its pool's first pod; raised by `explain` only."""
 
     reason = "waits-for-first-pod"
 
 
+class DeadlyRequestError(PickError):
+    """A pod died under this request, and it may end another one."""
+
+    http_status = 503
+    reason = "ended-a-pod"
+    error_code = "ended_a_pod"
+
+
 class RequestShedError(PickError):
-    """The request's class may be refused, and no endpoint can meet its target now."""
+    """The request's class is sheddable, and no endpoint can meet its target now."""
 
     http_status = 503
     reason = "shed"
-    error_type = "server_error"
     error_code = "overloaded"
-    waited_seconds: float | None = None  # in the queue; None: it did not wait
+    cause = Cause.SHED
 
 
 class QueueFullShedError(RequestShedError):
-    """As many requests of the class wait as may."""
+    """The queue of the request's class is full."""
 
     reason = "queue-full"
 
 
 class QueueTimeoutShedError(RequestShedError):
-    """The request has waited as long as its class may."""
+    """The request waited as long as its class allows."""
 
     reason = "queue-timeout"
 
 
 class DisplacedShedError(RequestShedError):
-    """A request of a higher priority took the place in the queue."""
+    """A request of higher priority took this one's place in the queue."""
 
     reason = "displaced"
 
 
 class StoppingShedError(RequestShedError):
-    """This picker stops, and the request was still waiting; another picker takes it at once."""
+    """The request was still waiting when this picker stopped; another picker can serve it at once."""
 
     reason = "picker-stopping"
 
 
 class PromptLimitError(PickError):
-    """The prompt is longer than its class may send while the pool is under pressure."""
+    """The prompt is longer than its class allows while the pool is under pressure."""
 
     http_status = 413
     reason = "prompt-limited"
     error_type = "invalid_request_error"
     error_code = "prompt_limited_under_load"
+    cause = Cause.LIMIT
 
 
 class QuotaExceededError(PickError):
-    """The tenant has as many requests as it may; `headers` say how many that is."""
+    """The tenant has reached its request quota; `headers` state the limit."""
 
     http_status = 429
     reason = "quota-exceeded"
@@ -226,19 +269,19 @@ class QuotaExceededError(PickError):
 
 
 class TokenQuotaExceededError(QuotaExceededError):
-    """The tenant has used as many tokens as it may."""
+    """The tenant has used up its token quota."""
 
     error_type = "tokens"
 
 
 class PromptTokensError(KvmeshError):
-    """The prompt's tokens cannot be known here; the request is routed on load and the decision says so."""
+    """The prompt's tokens cannot be determined here; the request is routed on load and the decision says so."""
 
     reason: ClassVar[str] = "prompt-tokens"
 
 
 class TokenizerError(PromptTokensError):
-    """The tokenizer's folder or one of its files cannot be used; the message names it and says what to do."""
+    """The tokenizer's folder or one of its files cannot be used; the message names it and the fix."""
 
     reason = "tokenizer"
 
@@ -250,7 +293,7 @@ class ChatTemplateError(PromptTokensError):
 
 
 class PromptTooLargeError(PromptTokensError):
-    """Reading or tokenizing the prompt would hold up other requests."""
+    """Parsing or tokenizing the prompt would delay other requests."""
 
     reason = "prompt-too-large"
 
@@ -262,7 +305,7 @@ class PrefixIndexError(KvmeshError):
 
 
 class PrefixIndexUnavailableError(PrefixIndexError):
-    """Redis is away or refuses."""
+    """Redis is unreachable or returns errors."""
 
     reason = "prefix-index-unavailable"
 
@@ -274,7 +317,7 @@ class PrefixIndexTimeoutError(PrefixIndexError):
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return one of the errors itself: people are told what to mend, not how tasks were nested."""
+    """Return the first error inside a group: users need its message, not the nesting of tasks."""
     first: BaseException = errors
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]

@@ -14,24 +14,23 @@ from kvmesh.admin.admin_gate import AdminGate, server_options
 from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError, ListenError
 from kvmesh.metrics.exposition import Form, form_for
+from kvmesh.plain_text import plain_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminPages:
-    """Where the pages get their content, and their handlers."""
+    """The data behind the pages, and their handlers."""
 
-    not_ready: Callable[[], Mapping[str, str]]  # what is not ready -> why
+    not_ready: Callable[[], Mapping[str, str]]  # part that is not ready -> why
     status: Callable[[], Awaitable[IndexStatus]]
     metrics: Callable[[Form], Awaitable[bytes]]
-    pools: Callable[[], PoolsReport] | None = None  # None: no such page
+    pools: Callable[[], PoolsReport] | None = None  # None if no pools are followed
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of all pages."""
         routes = [
-            web.get("/healthz", self._healthz),
-            web.get("/readyz", self._readyz),
-            web.get("/metrics", self._metrics),
-            web.get("/sources", self._sources),
+            *(web.get("/healthz", self._healthz), web.get("/readyz", self._readyz)),
+            *(web.get("/metrics", self._metrics), web.get("/sources", self._sources)),
         ]
         return routes if self.pools is None else [*routes, web.get("/pools", self._pools)]
 
@@ -61,9 +60,9 @@ class AdminPages:
 async def serve_admin(
     pages: AdminPages, *, host: str, port: int, access: AdminAccess | None = None
 ) -> AsyncIterator[int]:
-    """Serve the pages while the context lasts; give the port (for when 0 was asked).
+    """Serve the pages while the context lasts; yield the port, because `port` may be 0.
 
-    Raise ListenError, and SettingError where `access` names certificates that cannot be used.
+    Raise ListenError, or SettingError if the certificates that `access` names cannot be used.
     """
     gate = AdminGate(access or AdminAccess(), host=host)
     app = web.Application()
@@ -74,7 +73,7 @@ async def serve_admin(
     try:
         try:
             await web.TCPSite(runner, host, port, ssl_context=gate.ssl_context).start()
-        except (OSError, ValueError) as error:  # the latter: a host that is no host name
+        except (OSError, ValueError) as error:  # ValueError if the host is not a valid host name
             raise ListenError(_listen_fault(error, host=host, port=port)) from error
         gate.warn_if_closed()
         yield runner.addresses[0][1]
@@ -89,4 +88,4 @@ def _listen_fault(error: Exception, *, host: str, port: int) -> str:
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+    return web.Response(body=plain_json(msgspec.json.encode(value)), status=status, content_type="application/json")

@@ -1,18 +1,19 @@
-"""The command `kvmesh indexer`. Imports late, to start fast."""
+"""The command `kvmesh indexer`. Imports late to start fast."""
 
+import asyncio
+import resource
+import signal
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import typer
 
 from kv_indexer.config import IndexerSettings
-from kvmesh.documents.documents import KubernetesConfigError
+from kvmesh.documents.document_kinds import POOL_KINDS
+from kvmesh.documents.documents import ClusterAccess, DocumentSource, KubernetesConfigError
 from kvmesh.errors import ListenError, SettingError
 from kvmesh.heap import return_large_blocks
 from kvmesh.options import fails_in_one_line, takes_settings
-
-if TYPE_CHECKING:
-    from kvmesh.documents.documents import DocumentSource
 
 app = typer.Typer()
 
@@ -26,7 +27,7 @@ def _group() -> None:
 @fails_in_one_line("indexer", dict.fromkeys((SettingError, ListenError, KubernetesConfigError), 2))
 @takes_settings
 def indexer(settings: IndexerSettings) -> None:
-    """Follow the KV events of vLLM pods and keep the prefix index in Redis true."""
+    """Follow the KV events of vLLM pods and keep the prefix index in Redis up to date."""
     import uvloop
 
     documents = _documents(settings)
@@ -38,12 +39,12 @@ def indexer(settings: IndexerSettings) -> None:
         raise SettingError("--kubernetes and --policies find endpoints and models; leave out --endpoints and --model")
     else:
         _allow_files()
-    return_large_blocks()  # a pod's events may be long
+    return_large_blocks()  # one message may hold a long batch of a pod's events
     uvloop.run(_until_signalled(replace(settings, documents=documents)))
 
 
-def _documents(settings: IndexerSettings) -> "DocumentSource | None":
-    """Return where pools come from, None if these are not followed. Raise SettingError."""
+def _documents(settings: IndexerSettings) -> DocumentSource | None:
+    """Return the source of the pools, or None if no pools are followed. Raise SettingError."""
     folder = settings.policies_folder
     if settings.kubernetes and folder is not None:
         raise SettingError("--kubernetes and --policies exclude each other: give one of them")
@@ -53,8 +54,6 @@ def _documents(settings: IndexerSettings) -> "DocumentSource | None":
         raise SettingError(f"--policies: {folder} is no folder")
     if not settings.kubernetes and folder is None:
         return None
-    from kvmesh.documents.document_kinds import POOL_KINDS
-    from kvmesh.documents.documents import ClusterAccess
     from kvmesh.documents.sources import FolderSource, kubernetes_source
 
     if folder is not None:
@@ -64,19 +63,13 @@ def _documents(settings: IndexerSettings) -> "DocumentSource | None":
 
 
 def _allow_files() -> None:
-    """Use as many file descriptors as we may: a stream takes about eight, and the default limit is 1,024."""
-    import resource
-    from contextlib import suppress
-
+    """Raise the limit on file descriptors to the maximum: a stream takes about eight, and the default is 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # as many as there are must do then
+    with suppress(OSError, ValueError):  # go on with the limit as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _until_signalled(settings: IndexerSettings) -> None:
-    import asyncio
-    import signal
-
     from kv_indexer.service import IndexerService
 
     task = asyncio.create_task(IndexerService(settings).run(), name="indexer")
@@ -86,7 +79,7 @@ async def _until_signalled(settings: IndexerSettings) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        return  # asked to end: no failure
+        return  # a requested stop is no failure
     except ExceptionGroup as group:
         known, other = group.split(KubernetesConfigError)
         if known is None or other is not None:

@@ -19,11 +19,11 @@ from kvmesh.documents.documents import DocumentSource
 from kvmesh.errors import SettingError
 from kvmesh.pods.pod_access import PodAccess
 from kvmesh.redis.address import RedisAccess
-from kvmesh.settings import group, setting, text_setting
+from kvmesh.settings import declared, group, setting, text_setting
 
 
 def unique_indexer_id(name: str = "") -> str:
-    """Return a name that no other process has, nor this one after a restart: leases are given to it.
+    """Return a name that is unique to this run of this process, because leases are held under it.
 
     `name` is only its readable part, by default HOST:PID. Raise SettingError.
     """
@@ -47,12 +47,12 @@ def parse_endpoints(value: str | list[str]) -> tuple[str, ...]:
 
 
 def parse_event_sources(value: str | Mapping[str, Any] | None) -> dict[str, tuple[EventAddresses, ...]]:
-    """Read `{"HOST:PORT": {"events": "tcp://…", "replay": "tcp://…"}}`; a list has one entry a data-parallel rank.
+    """Read `{"HOST:PORT": {"events": "tcp://…", "replay": "tcp://…"}}`; a list has one entry per data-parallel rank.
 
-    `replay` may be missing; an empty value means none. Raise SettingError naming the endpoint.
+    `replay` may be missing; an empty value means no sources. Raise SettingError naming the endpoint.
     """
     try:
-        # an empty YAML mapping or value arrives as an empty text
+        # an empty YAML mapping or value arrives as an empty string
         sources = json.loads(value.strip() or "{}") if isinstance(value, str) else value
     except ValueError as error:
         raise SettingError(f"event sources are not JSON: {error}") from None
@@ -96,14 +96,14 @@ class IndexerSettings:
 
     model: str = setting(
         "",
-        "Model name as clients write it; part of every block key. Required, unless pools are followed: these "
-        "have theirs from the annotation kvmesh.io/model or from their pods.",
+        "Model name as clients write it; part of every block key. Required with --endpoints; pools have "
+        "theirs from kvmesh.io/model or their pods.",
         given=str | None,
         shown=None,
     )
     endpoints: tuple[str, ...] = text_setting(
         (),
-        "vLLM pods to follow, by their API address. Required, unless --kubernetes or --policies finds them.",
+        "API addresses of the vLLM pods. Required without --kubernetes or --policies.",
         read=parse_endpoints,
         metavar="HOST:PORT,…",
     )
@@ -114,13 +114,12 @@ class IndexerSettings:
     )
     policies_folder: Path | None = setting(
         None,
-        "Follow the pods of the pools in this folder of YAML or JSON documents (InferencePool, Service, Pod), "
-        "watched for changes, instead of asking Kubernetes.",
+        "Follow the pods of the pools in this folder of YAML or JSON documents (InferencePool, Service, Pod).",
         "policies",
         metavar="FOLDER",
     )
-    namespaces: str = setting("", "With --kubernetes: these namespaces alone. Default: all.", metavar="A,B,…")
-    host: str = setting("127.0.0.1", "Address that the admin pages listen on.")
+    namespaces: str = setting("", "Namespaces to follow with --kubernetes. Default: all.", metavar="A,B,…")
+    host: str = setting("127.0.0.1", "Listen address of the admin pages.")
     admin_port: int = setting(
         9091,
         "Port of /healthz, /readyz, /metrics and /sources; 0 takes a free one.",
@@ -128,10 +127,10 @@ class IndexerSettings:
         least=0,
         most=65535,
     )
-    hash_seed: str = setting("kvmesh", "Part of every block key; the picker must have the same.")
-    event_sources: Mapping[str, tuple[EventAddresses, ...]] = setting(  # endpoint -> by rank
+    hash_seed: str = setting("kvmesh", "Seed of the block keys; equal for indexer and picker.")
+    event_sources: Mapping[str, tuple[EventAddresses, ...]] = setting(  # endpoint -> addresses by rank
         {},
-        'Where pods publish that have no GET /kv_event_sources (vLLM < 0.31): {"HOST:PORT": {"events": '
+        'Event addresses of pods without GET /kv_event_sources (vLLM < 0.31): {"HOST:PORT": {"events": '
         '"tcp://…", "replay": "tcp://…"}}.',
         factory=dict,
         given=str,
@@ -141,17 +140,15 @@ class IndexerSettings:
     )
     event_ports: range = setting(
         ANY_PORT,
-        "Ports at which pods may announce that they publish; always on the host that they are reached at. What "
-        "--event-sources names is not limited.",
+        "Allowed ports of announced event addresses, always on the pod's host; no limit for --event-sources.",
         given=str,
         shown="1024-65535",
         read=parse_ports,
         metavar="LOW-HIGH",
     )
-    indexer_id: str = setting(  # differs between any two processes
+    indexer_id: str = setting(  # a new one for each process
         "",
-        "Name under which this indexer owns streams, in logs and on /sources; a random part is added, so that no "
-        "two processes are taken for one. Default: HOST:PID.",
+        "Name of this indexer in leases, logs and /sources; a random part is added. Default: HOST:PID.",
         factory=unique_indexer_id,
         given=str,
         shown="",
@@ -160,24 +157,23 @@ class IndexerSettings:
     )
     lease_seconds: float = setting(
         2.0,
-        "Seconds that a stream stays an indexer's without being renewed. After 0.3 times as long in silence another "
-        "indexer takes over what it follows.",
+        "Lease of a stream in seconds; another indexer takes over after 0.3 times as long without a sign of life.",
         least=1.0,
         most=60.0,
     )
     unconfirmed_seconds: float = setting(
         30.0,
-        "Seconds without an event after which the blocks of a pod do not count until its next one, if it has no replay "
-        "endpoint or that does not answer: its last events may be lost.",
+        "Seconds without an event after which a pod's blocks stop counting until its next event, if the pod "
+        "answers no replay.",
         least=1.0,
         most=86_400.0,
     )
     pod_access: PodAccess = group(PodAccess())
     admin_access: AdminAccess = group(AdminAccess())
-    redis_url: RedisAccess | str = group(RedisAccess())  # a plain address has no files beside it
+    redis_url: str = declared(RedisAccess, "url")
     recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
-    rediscover_seconds: float = 10.0  # a pod that is well is asked this often where it publishes
+    rediscover_seconds: float = 10.0  # how often a healthy pod is asked where it publishes
     rediscover_lost_seconds: float = 0.5
     findings: FindingPolicy = field(default_factory=FindingPolicy)  # when a pod's behaviour counts as wrong
     scrape_seconds: float = 5.0  # between two looks at a pod's /metrics
-    documents: DocumentSource | None = None  # where pools come from; then there are no endpoints and no model here
+    documents: DocumentSource | None = None  # where pools come from; if set, `endpoints` and `model` are empty

@@ -1,6 +1,6 @@
-"""Connects discovery, the sharing of streams, followers, the watches over Redis and pods, and the admin pages.
+"""Connects discovery, stream sharing, followers, the watches over Redis and pods, and the admin pages.
 
-It decides nothing about events, nor about which indexer follows which stream.
+It makes no decision about events, nor about which indexer follows which stream.
 """
 
 import asyncio
@@ -45,22 +45,22 @@ from kvmesh.pods.pod_key import open_key
 
 log = logging.getLogger(__name__)
 
-TICKS_A_LEASE = 4  # one or two may fail before others take over
+TICKS_A_LEASE = 4  # one or two may fail before other indexers take over
 TICK_DEADLINES_A_LEASE = 2
-PULSES_A_TICK = 3  # in the time between two ticks; as many in a row may be late or lost before others take over
-PROBES_A_SECOND = 10.0  # of quiet streams, by one indexer: one takes it some 0.7 ms
-DEFECT_SECONDS = 0.5  # pause after a defect
-STREAMS_AT_ONCE = 64  # taken up for the first time
-SLOWEST_HEARTBEAT = 12.0  # times; TCP notices a vanished host as quickly as ever, a hung process is noticed later
-LEASE_HASTE = 2  # times: leases slow down less than looks, because other indexers wait for them when one dies
-NEWS_SECONDS = 0.1  # in which news of many pods are taken together
-METRICS_REDIS_SECONDS = 1.0  # a page that reports that Redis is away must not wait for it
-UNKNOWN_SECONDS = 0.1  # between two looks whether the pools are known
+PULSES_A_TICK = 3  # between two ticks; this many in a row may be late or lost before other indexers take over
+PROBES_A_SECOND = 10.0  # of quiet streams, by one indexer; a probe takes it about 0.7 ms
+DEFECT_SECONDS = 0.5  # pause after an unexpected exception
+STREAMS_AT_ONCE = 64  # taken up for the first time at once
+SLOWEST_HEARTBEAT = 12.0  # factor; TCP still notices a vanished host as quickly, but a hung process is noticed later
+LEASE_HASTE = 2  # factor: leases slow down less than scrapes and probes, because a takeover waits for their end
+NEWS_SECONDS = 0.1  # news of many pods within this time are handled together
+METRICS_REDIS_SECONDS = 1.0  # the page must not wait for Redis: it reports that Redis is away
+UNKNOWN_SECONDS = 0.1  # between two checks whether the pools are known
 LOST_PODS_A_SECOND = (
-    25.0  # asked, of those that do not answer; at a higher rate their timeouts would hold up all others
+    25.0  # limit on requests to pods that do not answer; at a higher rate their timeouts would hold up all others
 )
-GC_THRESHOLDS = (20_000, 20, 20)  # with pools: a follower is some hundred objects, and hardly any is garbage
-MAX_SOCKETS = 32_768  # ZMQ's own limit is a third of a thousand streams
+GC_THRESHOLDS = (20_000, 20, 20)  # if pools are followed: a follower has some 100 objects, hardly any garbage
+MAX_SOCKETS = 32_768  # ZMQ's default suffices for about 300 streams
 
 
 class IndexerService:
@@ -86,9 +86,9 @@ class IndexerService:
         self._roots = _roots(settings)
         self._shares = PodShares()
         self._was_ready = self._is_frozen = False
-        self._found = asyncio.Event()  # discovery has news, or another indexer has died
-        self._is_heir = False  # the latter
-        self._shown_pools = PoolsReport(synced=False)  # in the metrics
+        self._found = asyncio.Event()  # set when discovery has news, or another indexer has died
+        self._is_heir = False  # another indexer has died
+        self._shown_pools = PoolsReport(synced=False)  # as the metrics show them
         self._rendering = asyncio.Lock()
         self._finder = StreamFinder(
             endpoints=settings.endpoints,
@@ -134,10 +134,10 @@ class IndexerService:
             slowdown=self._slowdown,
             pool_of=self._pools.pool_of if self._pools else lambda _: "",
         )
-        self.admin_port: int | None = None  # once it is open
+        self.admin_port: int | None = None  # set once the port is open
 
     async def run(self) -> None:
-        """Run until cancelled, then give the streams back. Raise ListenError if the admin pages cannot be opened."""
+        """Run until cancelled, then release the streams. Raise ListenError if the admin pages cannot be opened."""
         settings = self._settings
         if self._pools:
             gc.set_threshold(*GC_THRESHOLDS)
@@ -158,7 +158,7 @@ class IndexerService:
                 )
                 stack.push_async_callback(self._sharer.release)  # once all tasks have ended
                 group = await stack.enter_async_context(asyncio.TaskGroup())
-                group.create_task(self._pods.run(), name="scrape-pods")  # first: followers ask it who a pod is
+                group.create_task(self._pods.run(), name="scrape-pods")  # first: followers ask it when a pod started
                 group.create_task(_repeat(self._watch_index), name="watch-index")
                 group.create_task(_repeat(self._watch.sweep), name="sweep")
                 group.create_task(_repeat(self._eviction.look), name="watch-eviction")
@@ -176,10 +176,10 @@ class IndexerService:
             self._context.destroy(linger=0)
 
     def not_ready(self) -> Mapping[str, str]:
-        """Return what keeps the indexer from being ready.
+        """Return the reasons why the indexer is not ready.
 
-        A pod known to be lost does not, nor does a stream that another indexer follows. Where pods come and go, only
-        what was there at first counts.
+        A pod known to be lost is no reason, nor is a stream that another indexer follows. If pools are followed, only
+        the pods of the beginning count, because pods come and go.
         """
         if self._pools and not self._pools.is_known:
             return {"pools": "not known yet"}
@@ -239,7 +239,6 @@ class IndexerService:
         return any(states[stream][0] is SourceState.LOST for stream in streams if stream in states)
 
     async def _follow(self, claim: Claim, addresses: EventAddresses) -> None:
-        """Follow one stream under this claim, until it is lost."""
         stream, replay = claim.stream, addresses.replay
         feed = addresses if isinstance(addresses, PoolFeed) else None
         roots = self._roots(feed)
@@ -286,12 +285,11 @@ class IndexerService:
             applier.close()
 
     def _ask_again(self, stream: Stream) -> None:
-        """Ask a pod at once whose stream was lost: its next question may be a quarter of an hour off."""
+        """Ask the pod of a lost stream at once: its next regular turn may be a quarter of an hour off."""
         if self._pools and self._slowdown() > 1 and stream.endpoint in self._pools.asked:
             self._pools.begin(stream.endpoint)
 
     async def _share(self, group: asyncio.TaskGroup) -> float:
-        """Tick; at once when discovery has news."""
         if self._pools and not self._pools.is_known:
             return UNKNOWN_SECONDS  # a tick now would drop the streams of all endpoints that no other indexer lists
         self._found.clear()
@@ -301,7 +299,7 @@ class IndexerService:
             async with asyncio.timeout(self._tick_seconds()):
                 await self._found.wait()
         except TimeoutError:
-            return 0  # nothing new, but the leases want to be renewed
+            return 0  # no news, but the leases must be renewed
         if self._is_heir:
             self._is_heir = False
             return 0
@@ -322,8 +320,8 @@ class IndexerService:
         self._telemetry.redis(up=not self._watch.trouble)
         self._telemetry.unreadable(len(self._watch.registry.unreadable))
         if self._pools and not self._is_frozen and not self.not_ready():
-            self._is_frozen = True  # not `_was_ready`, which a request for /readyz may have set before
-            gc.freeze()  # thousands of followers live long; looking through them at each collection costs 5 % of a core
+            self._is_frozen = True  # not `_was_ready`: a request to /readyz may have set that already
+            gc.freeze()  # thousands of followers live long; scanning them at each collection costs 5 % of a core
         return seconds
 
     async def _status(self) -> IndexStatus:
@@ -340,7 +338,7 @@ class IndexerService:
             self._telemetry.pod_key(unusable=self._pod_key is not None and bool(self._pod_key.problem))
             if self._pools:
                 self._shown_pools = self._pools_report()
-            return await asyncio.to_thread(self._telemetry.render, form)  # megabytes where there are thousands of pods
+            return await asyncio.to_thread(self._telemetry.render, form)  # megabytes with thousands of pods
 
 
 def _roots(settings: IndexerSettings) -> Callable[[PoolFeed | None], RootKeys]:
@@ -350,7 +348,7 @@ def _roots(settings: IndexerSettings) -> Callable[[PoolFeed | None], RootKeys]:
 
 
 async def _repeat(step: Callable[[], Awaitable[float]]) -> None:
-    """Take a step again and again; it returns the seconds until the next."""
+    """Run a step forever; it returns the seconds until the next run."""
     said = ""
     while True:
         seconds = DEFECT_SECONDS

@@ -5,14 +5,13 @@ from functools import cache
 
 @cache
 def release() -> str:
-    """Return the version of kvmesh. Looked up only when it is asked for: finding it takes a start some 20 ms."""
+    """Return the version of kvmesh; looked up on demand, because finding it costs a start about 20 ms."""
     from importlib.metadata import version  # noqa: PLC0415
 
     return version("kvmesh")
 
 
 def __getattr__(name: str) -> str:
-    """Return `__version__`."""
     if name == "__version__":
         return release()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

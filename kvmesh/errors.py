@@ -1,4 +1,4 @@
-"""What can go wrong in the indexer and with the index, by class; `reason` is the metric label and is logged."""
+"""The errors of the indexer and of the index, one class each; `reason` is the metric label and is logged."""
 
 from typing import ClassVar
 
@@ -16,13 +16,13 @@ class DecodeError(KvIndexerError):
 
 
 class IndexUnavailableError(KvIndexerError):
-    """Redis is unreachable, loading, full, read-only, too slow or holds what is not ours; the message says which."""
+    """Redis is unreachable, loading, full, read-only, too slow or holds foreign data; the message says which."""
 
     reason = "index-unavailable"
 
 
 class IndexRefusesError(IndexUnavailableError):
-    """Redis is in a state in which it refuses such requests from everyone: loading, full, read-only, …"""
+    """Redis refuses such requests from everyone: it is loading, full, read-only, …"""
 
 
 class StreamForgottenError(KvIndexerError):
@@ -44,7 +44,7 @@ class FeedLostError(KvIndexerError):
 
 
 class PodRefusesError(FeedLostError):
-    """A pod does not let us in: it wants a key, or another one; the message names the flag to give."""
+    """A pod refuses us: it wants a key, or another one; the message names the flag to give."""
 
     reason = "pod-refuses"
 
@@ -56,7 +56,7 @@ class UnknownModelError(FeedLostError):
 
 
 class UnstablePublisherError(KvIndexerError):
-    """A publisher contradicts itself too often; the session ends and is tried again later."""
+    """A publisher contradicts itself too often; the session ends and is retried later."""
 
     reason = "unstable-publisher"
 
@@ -66,13 +66,13 @@ class UnstablePublisherError(KvIndexerError):
 
 
 class NoEventSourceError(KvIndexerError):
-    """A pod publishes no events, or does not say where, and none is configured for it."""
+    """A pod publishes no events, or does not say where, and no source is configured for it."""
 
     reason = "no-event-source"
 
 
 class SettingError(KvIndexerError):
-    """A setting is malformed; the message names it and says what it should look like."""
+    """A setting is malformed; the message names it and describes a valid one."""
 
     reason = "bad-setting"
 
@@ -88,6 +88,6 @@ class ListenError(KvIndexerError):
 
 
 class UnknownSourceError(KvIndexerError):
-    """A command names a source that the index does not have; the message names those that it has."""
+    """A command names a source that the index does not have; the message lists the existing ones."""
 
     reason = "unknown-source"

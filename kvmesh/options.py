@@ -1,6 +1,6 @@
-"""Makes command-line options of declared settings (`kvmesh.settings`). Imports nothing heavy.
+"""Makes command-line options from declared settings (`kvmesh.settings`). Imports nothing heavy.
 
-A command names the settings that it takes as parameters, and gets them as checked values:
+A command names its settings as parameters, and gets checked values:
 
     @app.command("extproc")
     @takes_settings
@@ -23,16 +23,18 @@ from kvmesh.settings import OWN, Group, Setting, declarations
 log = logging.getLogger(__name__)
 
 Command = Callable[..., None]
+CONFIG = "config"  # key of the settings file in the context of the command line
 
 
 def takes_settings(command: Command) -> Command:
-    """Give a command the options of the settings classes among its parameters, after the options of its own.
+    """Give a command the options of the settings classes among its parameters, after its own options.
 
-    A value that a class refuses with a SettingError is wrong usage: its constructor, or its method `require_usable`
-    where it has one. What reading a single option raises passes through.
+    A SettingError of a class's constructor, or of its optional method `require_usable`, is reported as wrong usage.
+    Errors from reading a single option pass through.
     """
     own = inspect.signature(command).parameters.values()
-    held = {each.name: Group(holds=each.annotation) for each in own if _is_settings(each.annotation)}
+    settings = [each for each in own if isinstance(each.annotation, type) and is_dataclass(each.annotation)]
+    held = {each.name: Group(holds=each.annotation) for each in settings}
     shown = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own if each.name not in held]
     shown += [option for group in held.values() for option in _parameters(group)]
 
@@ -44,10 +46,6 @@ def takes_settings(command: Command) -> Command:
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in shown}
     return run
-
-
-def _is_settings(annotation: Any) -> bool:
-    return isinstance(annotation, type) and is_dataclass(annotation)
 
 
 def _parameters(group: Group) -> Iterator[inspect.Parameter]:
@@ -108,15 +106,16 @@ def _value(group: Group, given: dict[str, Any]) -> Any:
 
 
 def _warn_of_flag(value: Any, warn: Callable[[str], str | None]) -> None:
-    """Log the warning where the value came as a flag: every user of the machine can read the flags of a process."""
+    """Log the warning if the value came as a flag: every user of the machine can read the flags of a process."""
     if isinstance(value, str) and any(value in argument for argument in sys.argv) and (warning := warn(value)):
         log.warning(warning)
 
 
 def fails_in_one_line(name: str, codes: Mapping[type[Exception], int]) -> Callable[[Command], Command]:
-    """Have the command `kvmesh NAME` print one of these errors as a line that names it, and end with its exit code.
+    """Make the command `kvmesh NAME` print these errors as one line that names it, and end with their exit codes.
 
-    Stands above `takes_settings`, to have what reading an option raises. The first class that fits an error counts.
+    Stands above `takes_settings`, to catch the errors of reading options, too. The first class that fits an error
+    counts.
     """
 
     def decorate(command: Command) -> Command:

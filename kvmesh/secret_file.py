@@ -1,4 +1,4 @@
-"""Files with secrets, which somebody may write anew at any time: when one has changed, and what it holds, bounded."""
+"""Secret files, which may be rewritten at any time: detects changes and reads a bounded content."""
 
 import stat
 from pathlib import Path
@@ -9,7 +9,7 @@ MAX_FILE_BYTES = 65536
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
-    """Return what differs once the file was written anew; () where there is none."""
+    """Return a stamp that differs after each rewrite of the file; () if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -18,12 +18,12 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 
 
 def read_secret(path: Path, *, what: str) -> bytes:
-    """Return the file's bytes. Raise SettingError saying what is wrong with the file, but not what it says.
+    """Return the file's bytes. Raise SettingError with the fault of the file, but not its content.
 
     `what` is the secret's name in messages.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe waits for who writes, and all else would wait, too
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer, and block everything else
             raise SettingError(f"{path} is no file with a {what}: pipes and folders cannot be read again and again")
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)

@@ -1,10 +1,10 @@
-"""How a process declares its settings: once, as the fields of the frozen dataclass that holds their values.
+"""Declares the settings of a process once, as the fields of the frozen dataclass that holds their values.
 
 Flag, environment variable (`KVMESH_<FLAG>`), key of the YAML file, help and check follow from a field:
 
     index_timeout_seconds: float = milliseconds(0.02, "Milliseconds to wait for Redis.", "index_timeout_ms", least=1)
 
-`kvmesh.options` makes command-line options of it. Pure.
+`kvmesh.options` makes the command-line option. Pure.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 MARK = "setting"  # key of a field's metadata
-OWN: Any = object()  # what the field itself has
+OWN: Any = object()  # the field's own value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,21 +24,21 @@ class Setting:
     flag: str = ""  # with underscores, as the key of the YAML file; default: the field's name
     given: Any = OWN  # the type on the command line
     shown: Any = OWN  # the default on the command line
-    read: Callable[[Any], Any] | None = None  # makes the field's value; raises what names the mistake
-    write: Callable[[Any], Any] | None = None  # makes the shown default of the field's
-    absent: Any = OWN  # the field's value where nothing is given
-    warn: Callable[[str], str | None] | None = None  # says why a value must not stand on the command line
+    read: Callable[[Any], Any] | None = None  # makes the field's value; raises an error that names the mistake
+    write: Callable[[Any], Any] | None = None  # makes the shown default from the field's
+    absent: Any = OWN  # the field's value if nothing is given
+    warn: Callable[[str], str | None] | None = None  # returns why a value must not be given on the command line
     switch: str | None = None  # "--on/--off" of a boolean; default: --FLAG/--no-FLAG
     metavar: str | None = None
     least: float | None = None
     most: float | None = None
     must_exist: bool = False  # a path
-    is_folder: bool | None = None  # a path that must be a folder, or must be none; None: either
+    is_folder: bool | None = None  # a path: must be a folder (True), must be none (False), or either (None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The options of a settings class; `instead` has some of its fields declared anew."""
+    """The options of a settings class; `instead` redeclares some of its fields."""
 
     holds: type
     instead: tuple[tuple[str, Setting], ...] = ()
@@ -47,9 +47,9 @@ class Group:
 def setting(
     default: T, text: str, flag: str = "", *, factory: Callable[[], T] | None = None, secret: bool = False, **more: Any
 ) -> T:
-    """Declare a field that an option fills: its default, its help, its flag, and what `Setting` has more.
+    """Declare a field that an option fills: its default, its help, its flag, and further attributes of `Setting`.
 
-    `factory` makes the default anew for each value; a `secret` is left out of the value's repr.
+    `factory` makes a new default for each value; a `secret` is left out of the value's repr.
     """
     metadata = {MARK: Setting(help=text, flag=flag, **more)}
     if factory is not None:
@@ -58,7 +58,7 @@ def setting(
 
 
 def text_setting(default: T, text: str, flag: str = "", *, read: Callable[[str], T], **more: Any) -> T:
-    """Declare a field that is read from a text; where no text is given, it keeps its default."""
+    """Declare a field that is read from a text; without a text it keeps its default."""
     return setting(default, text, flag, given=str | None, shown=None, read=read, **more)
 
 
@@ -77,24 +77,24 @@ def _milliseconds(seconds: float) -> float:
 
 
 def group(default: T, **instead: Setting) -> T:
-    """Declare a field that holds settings of its own; `instead` declares some fields of theirs anew."""
+    """Declare a field that holds a group of settings; `instead` redeclares some of their fields."""
     return field(default=default, metadata={MARK: Group(holds=type(default), instead=tuple(instead.items()))})
 
 
 def declared(holds: type, name: str) -> Any:
     """Declare a field with the default and the option of the field `name` of another settings class."""
-    default = next(each.default for each in fields(holds) if each.name == name)
-    return field(default=default, metadata={MARK: options_of(holds)[name]})
+    known = next(each for each in fields(holds) if each.name == name)
+    return field(default=known.default, repr=known.repr, metadata={MARK: options_of(holds)[name]})
 
 
 def options_of(holds: type) -> Mapping[str, Setting]:
-    """Return the options that fill the fields of a class, by the fields' names; not those of the groups in it."""
+    """Return the options that fill the fields of a class, by field name; without its groups' options."""
     marks = declarations(Group(holds=holds))
     return {each.name: mark for each, mark in marks if isinstance(mark, Setting)}
 
 
 def declarations(group: Group) -> Iterator[tuple[Field[Any], Setting | Group]]:
-    """Return the fields that the command line fills, in the order in which they stand; each setting has its flag."""
+    """Return the fields that the command line fills, in order; each setting has its flag."""
     instead = dict(group.instead)
     for each in fields(group.holds):
         mark = instead.get(each.name, each.metadata.get(MARK))

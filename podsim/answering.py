@@ -1,7 +1,7 @@
-"""Chat and text completions of one pod: prompts in, an answer or a stream of server-sent events out.
+"""Answers chat and text completions for one pod, either whole or as a stream of server-sent events.
 
-The API calls these. Whatever ends a request early, its generations are aborted: a client that goes away frees its
-slot and its blocks.
+The API calls these. If a request ends early, its generations are aborted, so a client that disconnects frees its slot
+and its blocks.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class _Exchange:
         return choice // (len(self.tickets) // len(self.prompts))
 
     def usage(self, *, streamed: bool) -> Usage:
-        """The sums over all prompts and choices; cached tokens are those of one prompt, as in vLLM."""
+        """Return the counts summed over all prompts and choices; cached tokens are one prompt's only, as in vLLM."""
         ticket = self.tickets[0 if streamed else -1]
         told = ticket.generation
         full_blocks = told.prompt_tokens // self.block_size * self.block_size
@@ -69,7 +69,7 @@ class _Exchange:
         )
 
     def kv_transfer_params(self) -> dict[str, Any] | None:
-        """Those of the first prompt's last choice, as in vLLM; what the others leave goes with its lease."""
+        """Return the parameters of the first prompt's last choice, as in vLLM; leases free the others' blocks."""
         return self.tickets[len(self.tickets) // len(self.prompts) - 1].kv_transfer_params
 
     def choice(self, index: int) -> Choice:
@@ -190,7 +190,6 @@ async def _stream(exchange: _Exchange, request: web.BaseRequest) -> web.StreamRe
 
 
 async def _stream_choice(exchange: _Exchange, index: int, *, writer: ChunkWriter, response: web.StreamResponse) -> None:
-    """Write one choice's chunks, one per token, as they appear."""
     body, ticket = exchange.body, exchange.tickets[index]
     options, answer, ids = body.stream_options, ticket.answer, body.return_token_ids
     prompt = exchange.prompts[exchange.prompt_index(index)]
@@ -231,14 +230,14 @@ async def _stream_choice(exchange: _Exchange, index: int, *, writer: ChunkWriter
 
 
 def request_id(request: web.BaseRequest, body: ChatRequest | CompletionRequest) -> str:
-    """The id that the client gave, in the header X-Request-Id or in the body, or a random one."""
+    """Return the id that the client sent in the header X-Request-Id or in the body, or else a random one."""
     given = request.headers.get("X-Request-Id", "")
     # as vLLM's server reads headers, so that any bytes can be answered in JSON
     return given.encode("utf-8", "surrogateescape").decode("latin-1") or body.request_id or os.urandom(8).hex()
 
 
 def _engine_id(body: ChatRequest | CompletionRequest, base_id: str, *, prompt: int, choice: int) -> str:
-    """The id by which vLLM's engine knows one generation; its end is random."""
+    """Return the id that vLLM's engine would give to one generation; it ends in random digits."""
     told = base_id if isinstance(body, ChatRequest) else f"{base_id}-{prompt}"
     drawn = f"{told}-{os.urandom(4).hex()}"
     return drawn if (body.n or 1) == 1 else f"{choice}_{drawn}"

@@ -1,6 +1,6 @@
-"""The HTTP API of one pod: routes, and every endpoint that does not generate.
+"""The HTTP API of one pod: the routes, and every endpoint that does not generate text.
 
-The server hands each request to `PodApi.handle`. Shapes and errors are those of vLLM 0.32's API server.
+The server passes each request to `PodApi.handle`. Answers and errors have the form of vLLM 0.32's API server.
 """
 
 import asyncio
@@ -92,7 +92,6 @@ class PodApi:
             return web.Response(body=error_body(error), status=error.http_status, content_type=_JSON)
 
     def _lets_in(self, request: web.BaseRequest) -> bool:
-        """Tell whether the request shows a key, or needs none."""
         keys = self._pod.settings.api_keys
         if not keys or request.method == "OPTIONS" or not request.path.startswith(_GUARDED):
             return True

@@ -1,19 +1,15 @@
 """The command `sim`: simulated vLLM pods on their own. The `kvmesh` command loads `app` from here."""
 
-import asyncio
-import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from podsim.model_folder import ModelFolder
-    from podsim.pod import PodSettings
-    from podsim.publisher import PublisherSettings
-
+from podsim.core.link import LinkSettings
+from podsim.core.scheduler import EngineSettings
 from podsim.errors import PodsimError, PortInUseError, SettingsError
 from podsim.wire.kv_events import EventGeneration
+from podsim.wire.kv_transfer import parse_kv_transfer_config
 
 LARGEST_PORT = 65535
 
@@ -22,7 +18,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command("sim")
 def sim(
-    host: Annotated[str, typer.Option(help="Address to listen on, for HTTP and for KV events.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Listen address for HTTP and KV events.")] = "127.0.0.1",
     sim_port: Annotated[
         int, typer.Option(min=0, max=LARGEST_PORT, help="Port of the first pod; pod i listens on this + i. 0: any.")
     ] = 8101,
@@ -38,45 +34,38 @@ def sim(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            help="Folder with tokenizer.json, tokenizer_config.json and the chat template. "
-            "Default: the tiny one that is shipped."
+            help="Folder with tokenizer.json, tokenizer_config.json and the chat template. Default: a tiny one."
         ),
     ] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Size of a KV cache block, in tokens.")] = 16,
     kv_blocks: Annotated[
         int, typer.Option(min=2, help="Size of the KV cache, in blocks (one of them stays unused, as in vLLM).")
     ] = 2048,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most sequences that run at the same time; more wait.")] = 16,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Maximum of running sequences; more wait.")] = 16,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens that one engine step computes; longer prompts take several.")
+        int, typer.Option(min=1, help="Maximum tokens of an engine step; longer prompts take several.")
     ] = 2048,
     max_num_queued_reqs: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Most requests in a pod, waiting and running; more are refused with 503. Default: any."
-        ),
+        typer.Option(min=0, help="Maximum of waiting and running requests; more get 503. Default: any."),
     ] = None,
     max_num_queued_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Prompt tokens without a first token from which on a pod refuses with 503. Default: any."
-        ),
+        typer.Option(min=0, help="Prompt tokens in the queue from which on a pod answers 503. Default: any."),
     ] = None,
-    max_model_len: Annotated[int, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = 16_384,
+    max_model_len: Annotated[int, typer.Option(min=2, help="Maximum of prompt plus answer, in tokens.")] = 16_384,
     prefill_tokens_per_second: Annotated[
         float, typer.Option(min=1.0, help="Prefill speed of one pod, in tokens per second.")
     ] = 8000.0,
     inter_token_ms: Annotated[
-        float, typer.Option(min=0.1, help="Shortest engine step: time between two tokens, in milliseconds.")
+        float, typer.Option(min=0.1, help="Minimum time of an engine step, in milliseconds.")
     ] = 8.0,
     stream_us: Annotated[
-        float, typer.Option(min=0.0, help="What each sequence adds to an engine step, in microseconds.")
+        float, typer.Option(min=0.0, help="Time that each sequence adds to an engine step, in microseconds.")
     ] = 0.0,
     context_token_us: Annotated[
         float,
-        typer.Option(
-            min=0.0, help="What each token that a step attends to adds to it, in microseconds: its KV is read once."
-        ),
+        typer.Option(min=0.0, help="Time that each token of context adds to an engine step, in microseconds."),
     ] = 0.0,
     event_generation: Annotated[
         EventGeneration,
@@ -86,47 +75,38 @@ def sim(
         ),
     ] = EventGeneration.G5,
     buffer_steps: Annotated[int, typer.Option(min=1, help="Event batches kept for replay.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Changes what is generated for a prompt.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the generated text.")] = 0,
     enable_scale_out: Annotated[
-        bool, typer.Option(help="Answer /render, as vLLM does with this flag; without: 403, vLLM's default.")
+        bool, typer.Option(help="Answer /render, as vLLM with this flag; else 403, vLLM's default.")
     ] = True,
-    tokenize: Annotated[
-        bool, typer.Option(help="Answer /tokenize; without: 404, as behind a proxy that lets only /v1 pass.")
-    ] = True,
+    tokenize: Annotated[bool, typer.Option(help="Answer /tokenize; else 404.")] = True,
     kv_transfer_config: Annotated[
         str | None,
         typer.Option(
-            help="Prefill/decode disaggregation, vLLM's flag: a JSON object with kv_connector NixlConnector, kv_role "
-            "and, in kv_connector_extra_config, kv_lease_duration in seconds. Without: kv_transfer_params are ignored."
+            help="vLLM's flag for prefill/decode disaggregation: a JSON object with kv_connector NixlConnector, "
+            "kv_role and optionally kv_connector_extra_config with kv_lease_duration in seconds. Default: ignore "
+            "kv_transfer_params."
         ),
     ] = None,
     kv_bytes_per_token: Annotated[
-        int, typer.Option(min=1, help="Size of a prompt's KV, in bytes per token: what a decode pod fetches.")
+        int, typer.Option(min=1, help="Size of a prompt's KV cache, in bytes per token.")
     ] = 131_072,
     kv_link_bytes_per_second: Annotated[
-        float, typer.Option(min=1.0, help="Bandwidth of a pod's link, which all its transfers of KV share equally.")
+        float, typer.Option(min=1.0, help="Bandwidth of a pod's link, shared by its transfers.")
     ] = 12.5e9,
     kv_link_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Time that each transfer of KV takes beside that of its bytes.")
+        float, typer.Option(min=0.0, help="Fixed time of each KV transfer, in seconds.")
     ] = 0.001,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            help="Key that opens paths below /v1, /v2, /inference and /cohere, as vLLM's; others stay open. Repeat for "
-            "more. Every user can read the flags of a process: KVMESH_API_KEY does not show them."
+            help="API key for paths below /v1, /v2, /inference and /cohere, as in vLLM. Repeat for more. "
+            "KVMESH_API_KEY hides it from other users of the machine."
         ),
     ] = None,
 ) -> None:
     """Run simulated vLLM pods: OpenAI API, prefix cache, KV events and metrics as vLLM 0.32, without a model."""
-    # loaded here so that other commands do not pay for them
-    import uvloop
-
-    from podsim.core.link import LinkSettings
-    from podsim.core.scheduler import EngineSettings
-    from podsim.model_folder import TINY_MODEL, load_model_folder
-    from podsim.pod import PodSettings
-    from podsim.publisher import PublisherSettings
-    from podsim.wire.kv_transfer import parse_kv_transfer_config
+    from podsim import model_folder, pod, publisher, server  # late: other commands do not pay for them
 
     engine = EngineSettings(
         block_size=block_size,
@@ -141,9 +121,11 @@ def sim(
     link = LinkSettings(
         bytes_per_token=kv_bytes_per_token, bytes_per_second=kv_link_bytes_per_second, fixed_seconds=kv_link_seconds
     )
-    publisher = PublisherSettings(host=host, port=events_port, generation=event_generation, buffer_steps=buffer_steps)
+    events = publisher.PublisherSettings(
+        host=host, port=events_port, generation=event_generation, buffer_steps=buffer_steps
+    )
     try:
-        settings = PodSettings(
+        settings = pod.PodSettings(
             model=model,
             max_model_len=max_model_len,
             max_queued_requests=max_num_queued_reqs,
@@ -161,20 +143,8 @@ def sim(
             raise SettingsError(f"one engine_id cannot name {pods} pods: leave it out or start them one by one")
         if sim_port + pods - 1 > LARGEST_PORT:
             raise SettingsError(f"sim-port {sim_port} leaves no ports for {pods} pods: lower one of them")
-        folder = load_model_folder(tokenizer or TINY_MODEL)
-        uvloop.run(_serve_until_stopped(settings, folder, publisher, port=sim_port, count=pods))
+        folder = model_folder.load_model_folder(tokenizer or model_folder.TINY_MODEL)
+        server.serve_until_stopped(settings, folder, events, port=sim_port, count=pods)
     except PodsimError as error:
         typer.echo(f"podsim: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, PortInUseError) else 1) from error
-
-
-async def _serve_until_stopped(
-    settings: "PodSettings", folder: "ModelFolder", publisher: "PublisherSettings", *, port: int, count: int
-) -> None:
-    from podsim.server import running_pods
-
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with running_pods(settings, folder=folder, publisher=publisher, port=port, count=count):
-        await stop.wait()

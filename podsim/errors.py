@@ -1,4 +1,4 @@
-"""What podsim refuses, and how vLLM words it. The server turns `RequestRefused` into the OpenAI error object."""
+"""The errors of podsim, in vLLM's wording. The server turns `RequestRefusedError` into the OpenAI error object."""
 
 # why a pod refuses: labels of vllm:admission_rejections
 MAX_QUEUED_REQUESTS, MAX_QUEUED_TOKENS = "max_num_queued_reqs", "max_num_queued_tokens"
@@ -23,15 +23,15 @@ class PortInUseError(PodsimError):
 
 
 class PeerError(PodsimError):
-    """Another pod does not answer, or refuses, when KV is to be handed over."""
+    """Another pod does not answer a KV transfer message, or refuses it."""
 
     reason = "peer"
 
 
 class RequestRefusedError(PodsimError):
-    """vLLM answers such a request with an error object.
+    """A request that vLLM answers with an error object.
 
-    `error_type` is "BadRequestError" where vLLM's own checks refuse, "Bad Request" where its request models do.
+    `error_type` is "BadRequestError" if vLLM's own checks refuse the request, "Bad Request" if its request models do.
     """
 
     reason = "request-refused"
@@ -66,7 +66,7 @@ class UnknownModelError(RequestRefusedError):
 
 
 class ScaleOutDisabledError(RequestRefusedError):
-    """/render of a pod that was started without --enable-scale-out."""
+    """A /render request to a pod that was started without --enable-scale-out."""
 
     reason = "scale-out-disabled"
 
@@ -79,7 +79,7 @@ class ScaleOutDisabledError(RequestRefusedError):
 
 
 class GenerationFailedError(RequestRefusedError):
-    """The engine gave a request up: its prompt's KV did not come."""
+    """The engine gave up a request because its prompt's KV did not arrive."""
 
     reason = "generation-failed"
 
@@ -88,7 +88,7 @@ class GenerationFailedError(RequestRefusedError):
 
 
 class EngineDeadError(GenerationFailedError):
-    """A real engine would have died; this is what all its requests get then."""
+    """A real engine would have crashed here, and all its requests would get this error."""
 
     reason = "engine-dead"
 
@@ -113,7 +113,7 @@ class PodFullError(RequestRefusedError):
 
 
 class MalformedRequestError(RequestRefusedError):
-    """The body is no JSON, or a field has the wrong type; `location` is the dotted path, as in "body.prompt"."""
+    """The body is not JSON, or a field has the wrong type; `location` is the dotted path, such as "body.prompt"."""
 
     reason = "malformed-request"
 

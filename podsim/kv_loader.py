@@ -1,7 +1,8 @@
-"""The decode side of KV transfers: fetches prompts' KV from the pods that computed it.
+"""The decode side of KV transfers: fetches the KV of prompts from the pods that computed it.
 
-The KV transfer of a pod owns it. As vLLM 0.32's NixlPullConnector: one handshake for each engine, a read for each
-prompt, a notification that frees the blocks there; heartbeats keep them while the prompt waits here.
+The pod's KV transfer owns it. It follows vLLM 0.32's NixlPullConnector: one handshake per engine, one read per prompt,
+then a notification that frees the blocks on the other pod. Heartbeats keep the blocks there while the prompt waits
+here.
 """
 
 import asyncio
@@ -22,13 +23,13 @@ from podsim.wire.side_channel import Heartbeat, Hello, Read, Release
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_SECONDS = 5.0  # so long vLLM waits for a side channel that does not answer
-_CONNECT_AGAIN_SECONDS = 0.1  # ZMQ connects again by itself
+HANDSHAKE_SECONDS = 5.0  # how long vLLM waits for a side channel that does not answer
+_CONNECT_AGAIN_SECONDS = 0.1  # we reconnect here, as ZMQ would do by itself
 
 
 @dataclass(slots=True, kw_only=True)
 class _AwaitedEngine:
-    """A pod that is to keep blocks for us."""
+    """A pod that must keep blocks for us until we have read them."""
 
     host: str
     port: int
@@ -69,7 +70,7 @@ class KvLoader:
         self._awaits = asyncio.Event()
 
     def expect(self, generation: Generation, prompt: RemotePrompt) -> None:
-        """A decode leg was queued: from now on its blocks' lease is renewed."""
+        """Note that a decode request was queued, so that heartbeats renew the lease of its blocks."""
         self._prompts[generation] = prompt
         if prompt.engine_id is None or prompt.request_id is None or prompt.host is None or prompt.port is None:
             return
@@ -78,7 +79,7 @@ class KvLoader:
         self._awaits.set()
 
     def start(self, generation: Generation) -> None:
-        """The generation has got its blocks: fill them."""
+        """Start to fill the blocks that the generation was given."""
         prompt = self._prompts.pop(generation)
         needed = len(generation.blocks) - generation.cached_blocks
         if not prompt.block_ids or (prompt.complete and len(prompt.block_ids) < needed):
@@ -87,18 +88,18 @@ class KvLoader:
             self._scheduler.fail_load(generation, recompute=False)
             self._on_failed(generation, EngineDeadError())
         elif not prompt.complete:
-            # vLLM has told its scheduler to wait, and then loads nothing: only the client's patience ends this
+            # vLLM makes its scheduler wait and then loads nothing, so the request waits until its client gives up
             log.warning("Got invalid KVTransferParams: %s. This request will not utilize KVTransfer", prompt)
         else:
             self._spawn(self._load(generation, prompt))
 
     def drop(self, generation: Generation) -> None:
-        """A decode leg was aborted: if its load has not started, its blocks are freed over there."""
+        """Forget an aborted decode request; if its load has not started, free its blocks on the other pod."""
         if (prompt := self._prompts.pop(generation, None)) is not None:
             self.give_back(prompt)
 
     def give_back(self, prompt: RemotePrompt) -> None:
-        """Have blocks freed that will not be read."""
+        """Ask the other pod to free blocks that we will not read."""
         self._stop_heartbeats(prompt)
         if prompt.complete:
             self._spawn(self._notify(prompt))
@@ -106,7 +107,7 @@ class KvLoader:
             self._die("keys are missing")
 
     async def send_heartbeats(self) -> None:
-        """Renew the leases of all prompts that wait here, at intervals; runs until cancelled."""
+        """Renew the leases of all waiting prompts at regular intervals, until cancelled."""
         while True:
             await self._awaits.wait()
             for engine_id, engine in self._awaited.items():
@@ -135,7 +136,7 @@ class KvLoader:
         self._on_loaded()
 
     async def _read(self, generation: Generation, prompt: RemotePrompt) -> None:
-        """Wait until the blocks are here and freed over there; PeerError if they do not come."""
+        """Wait until the blocks have been read and released; raise PeerError if that fails."""
         assert prompt.engine_id is not None
         first = generation.cached_blocks
         blocks = len(generation.blocks) - first
@@ -143,7 +144,7 @@ class KvLoader:
             engine_id=prompt.engine_id,
             request_id=prompt.request_id or "",
             first_block=first,
-            block_ids=prompt.block_ids[-blocks:],  # by their end, as vLLM does
+            block_ids=prompt.block_ids[-blocks:],  # the last ones, as vLLM does
             prompt_tokens=generation.prompt_tokens,
             prompt_checksum=prompt_seed(generation.token_ids[: generation.prompt_tokens], seed=0),
         )
@@ -160,12 +161,12 @@ class KvLoader:
                 carried.cancel()
             self._metrics.transferred(seconds=loop.time() - started_at, size=size, blocks=blocks)
             released = await self._release(channel, prompt)
-            if not (valid and released) and generation.state is State.LOADING:  # nobody sees what an aborted one read
+            if not (valid and released) and generation.state is State.LOADING:  # an aborted one uses nothing it read
                 self._metrics.stale_reads += 1
                 log.error("the KV read for request %s was not, or not any more, that of its prompt", prompt.request_id)
 
     async def _release(self, channel: Channel, prompt: RemotePrompt) -> bool:
-        """Whether the blocks were still kept when they were released."""
+        """Release the blocks on the other pod; return whether it still kept them."""
         assert prompt.engine_id is not None
         release = Release(engine_id=prompt.engine_id, request_id=prompt.request_id or "")
         try:
@@ -174,7 +175,7 @@ class KvLoader:
             self._metrics.failed_notifications += 1
             self._metrics.failed_transfers += 1
             log.error("P worker blocks will be freed after timeout: %s", error)
-            return True  # what was read was read before
+            return True  # the blocks were read before this
 
     async def _notify(self, prompt: RemotePrompt) -> None:
         if not await self._shake_hands(prompt):
@@ -188,7 +189,7 @@ class KvLoader:
             log.error("P worker blocks will be freed after timeout: %s", error)
 
     async def _shake_hands(self, prompt: RemotePrompt) -> bool:
-        """Whether the pod is there and is the engine that it should be; asked once for each engine."""
+        """Tell whether the pod answers and is the expected engine; each engine is asked only once."""
         key = prompt.engine_id or ""
         if key in self._known_engines:
             return True

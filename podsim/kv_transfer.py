@@ -1,19 +1,24 @@
-"""A pod's part in prefill/decode disaggregation: what NixlConnector is to a vLLM pod (0.32, pull mode).
+"""A pod's part in prefill/decode disaggregation, like NixlConnector in a vLLM pod (0.32, pull mode).
 
-The pod asks it at each turn of a generation that came with `kv_transfer_params`; other generations never get here.
-`run` holds the side channel's connections and the loads, and lives in a task.
+The pod calls it at each stage of a generation that came with `kv_transfer_params`, and never for other generations.
+`run` runs as a task and handles the side channel's connections and the loads.
+
+The prefill side keeps the blocks of ended prefill requests until they are read or the lease ends, as vLLM's
+NixlPullConnectorWorker; decode pods send it messages over the side channel.
 """
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from podsim.core.generate import prompt_seed
 from podsim.core.link import LinkSettings
 from podsim.core.scheduler import Generation, Scheduler
 from podsim.errors import RequestRefusedError
 from podsim.kv_loader import KvLoader
-from podsim.kv_source import KvSource
 from podsim.side_channel import Listener
 from podsim.transfer_link import TransferLink
 from podsim.wire.kv_transfer import (
@@ -24,10 +29,137 @@ from podsim.wire.kv_transfer import (
     wants_remote_prefill,
 )
 from podsim.wire.nixl_metrics import NixlMetrics
+from podsim.wire.side_channel import Heartbeat, Hello, Message, Read, Release, Reply
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Lease:
+    generation: Generation
+    ends_at: float  # on the event loop's clock
+    timer: asyncio.TimerHandle
+
+
+class KvSource:
+    """The leases of one pod."""
+
+    def __init__(
+        self,
+        *,
+        engine_id: str,
+        model: str,
+        config: KvTransferConfig,
+        block_bytes: int,
+        link: TransferLink,
+        scheduler: Scheduler,
+        metrics: NixlMetrics,
+        on_free: Callable[[], None],
+    ) -> None:
+        self._engine_id = engine_id
+        self._model = model
+        self._config = config
+        self._block_bytes = block_bytes
+        self._link = link
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._on_free = on_free
+        self._leases: dict[str, _Lease] = {}
+
+    def keep(self, generation: Generation, request_id: str) -> None:
+        """Start the lease of a finished prefill request."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._config.kv_lease_duration
+        timer = loop.call_at(ends_at, self._check, request_id)
+        self._leases[request_id] = _Lease(generation=generation, ends_at=ends_at, timer=timer)
+
+    def close(self) -> None:
+        """Forget the leases, so that their timers do nothing."""
+        for lease in self._leases.values():
+            lease.timer.cancel()
+        self._leases.clear()
+
+    async def answer(self, message: Message) -> Reply:
+        """Return the reply to a decode pod's message."""
+        if message.engine_id != self._engine_id:
+            return Reply(
+                error=f"Remote NIXL agent engine ID mismatch. Expected {message.engine_id}, received {self._engine_id}."
+            )
+        match message:
+            case Hello():
+                return self._greet(message)
+            case Read():
+                return await self._send(message)
+            case Release():
+                return Reply(valid=self._release(message.request_id))
+            case Heartbeat():
+                self._renew(message)
+                return Reply()
+
+    def _greet(self, hello: Hello) -> Reply:
+        theirs = (hello.model, hello.block_size)
+        ours = (self._model, self._scheduler.settings.block_size)
+        if theirs != ours:
+            return Reply(
+                error="NIXL compatibility hash mismatch. Prefill and decode instances have incompatible "
+                f"configurations: (model, block size) is {theirs} there, {ours} here."
+            )
+        return Reply()
+
+    async def _send(self, read: Read) -> Reply:
+        lease = self._leases.get(read.request_id)
+        valid = lease is not None and _holds(lease.generation, read)
+        await self._link.carry(len(read.block_ids) * self._block_bytes)
+        return Reply(valid=valid)
+
+    def _release(self, request_id: str) -> bool:
+        lease = self._leases.pop(request_id, None)
+        if lease is None:
+            self._metrics.late_notifications += 1
+            log.error(
+                "Potentially invalid KV blocks for unrecognized request %s were retrieved by a decode worker. "
+                "They may have expired.",
+                request_id,
+            )
+            return False
+        lease.timer.cancel()
+        self._free(lease)
+        return True
+
+    def _renew(self, heartbeat: Heartbeat) -> None:
+        ends_at = asyncio.get_running_loop().time() + self._config.renewal_seconds
+        for request_id in heartbeat.request_ids:
+            if lease := self._leases.get(request_id):
+                lease.ends_at = max(lease.ends_at, ends_at)
+
+    def _check(self, request_id: str) -> None:
+        lease = self._leases[request_id]
+        loop = asyncio.get_running_loop()
+        if lease.ends_at > loop.time():  # heartbeats have extended it since the timer was set
+            lease.timer = loop.call_at(lease.ends_at, self._check, request_id)
+            return
+        del self._leases[request_id]
+        self._metrics.expired_leases += 1
+        log.warning("Releasing expired KV blocks for request %s: no decode pod has fetched them.", request_id)
+        self._free(lease)
+
+    def _free(self, lease: _Lease) -> None:
+        self._scheduler.release_kept(lease.generation)
+        self._on_free()
+
+
+def _holds(kept: Generation, read: Read) -> bool:
+    """Tell whether the requested blocks hold the KV of the reader's prompt, each at its position."""
+    blocks = kept.blocks[read.first_block : read.first_block + len(read.block_ids)]
+    return (
+        blocks == list(read.block_ids)
+        and kept.computed >= read.prompt_tokens
+        and prompt_seed(kept.token_ids[: read.prompt_tokens], seed=0) == read.prompt_checksum
+    )
 
 
 class KvTransfer:
-    """Both roles in one, as in vLLM: which leg a request is, its parameters say."""
+    """Handles prefill and decode requests, as vLLM's connector does; a request's parameters tell which it is."""
 
     def __init__(
         self,
@@ -46,7 +178,7 @@ class KvTransfer:
         self._config = config
         self._scheduler = scheduler
         self._tasks: asyncio.TaskGroup | None = None
-        self._request_ids: dict[Generation, str] = {}  # of prefill legs
+        self._request_ids: dict[Generation, str] = {}  # of prefill requests
         link = TransferLink(link_settings.bytes_per_second)
         self._source = KvSource(
             engine_id=self.engine_id,
@@ -73,7 +205,7 @@ class KvTransfer:
         )
 
     async def listen(self, host: str, *, advertised_host: str) -> None:
-        """Open the side channel on a free port. PortInUseError."""
+        """Open the side channel on a free port; raise PortInUseError if that fails."""
         await self._listener.bind(host)
         self.side_channel_host = advertised_host
         self.side_channel_port = self._listener.port
@@ -84,7 +216,7 @@ class KvTransfer:
         self._listener.close()
 
     async def run(self) -> None:
-        """Serve and load until cancelled."""
+        """Answer other pods and load prompts until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
@@ -93,7 +225,7 @@ class KvTransfer:
                 self._tasks = None
 
     def admit(self, generation: Generation, params: Mapping[str, Any], *, request_id: str, pins: bool) -> None:
-        """A leg was submitted; `pins` says whether its end leaves blocks: those of an answer cut short do not stay."""
+        """Register a submitted generation; `pins` is false if its answer is cut short and its blocks are not kept."""
         if wants_remote_decode(params) and pins:
             generation.keeps_blocks = True
             self._request_ids[generation] = request_id
@@ -102,12 +234,12 @@ class KvTransfer:
             self._loader.expect(generation, remote_prompt(params))
 
     def start_loads(self) -> None:
-        """Begin what the step that was just planned has made room for."""
+        """Start the loads that the step just planned has made room for."""
         for generation in self._scheduler.take_started_loads():
             self._loader.start(generation)
 
     def hand_over(self, generation: Generation) -> dict[str, Any]:
-        """A prefill leg has ended: keep its blocks; returns the answer's `kv_transfer_params`."""
+        """Keep the blocks of an ended prefill request and return the `kv_transfer_params` for its answer."""
         request_id = self._request_ids.pop(generation)
         self._source.keep(generation, request_id)
         return prefilled_params(
@@ -121,17 +253,17 @@ class KvTransfer:
         )
 
     def abort(self, generation: Generation) -> None:
-        """A generation was aborted, of whatever kind."""
+        """Clean up after any aborted generation."""
         self._request_ids.pop(generation, None)
         self._loader.drop(generation)
 
     def reject(self, params: Mapping[str, Any]) -> None:
-        """A request was refused, or its client left before an answer began: the blocks kept for it are freed."""
+        """Free the blocks kept for a request that was refused, or whose client left before the answer began."""
         if wants_remote_prefill(params):
             self._loader.give_back(remote_prompt(params))
 
     def render_metrics(self) -> bytes:
-        """Lines for /metrics."""
+        """Return the lines for /metrics."""
         if not self._config.shows_loads:
             return self.metrics.render(None)
         scheduler = self._scheduler
@@ -144,7 +276,7 @@ class KvTransfer:
         )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        if self._tasks is None:  # the pod is going
+        if self._tasks is None:  # the pod is shutting down
             work.close()
             return
         self._tasks.create_task(work, name="podsim-kv-work")

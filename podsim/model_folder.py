@@ -1,6 +1,6 @@
-"""A model's tokenizer folder in use: text to token ids, chats to prompts, and the words that can be generated.
+"""Reads a model's tokenizer folder; turns text into token ids, chats into prompts, and picks words to generate.
 
-The pods of one process share one `ModelFolder`. Only `load_model_folder` reads files, at start-up.
+The pods of one process share one `ModelFolder`. Only `load_model_folder` reads files, at startup.
 """
 
 import json
@@ -21,14 +21,14 @@ from podsim.wire.chat_template import ChatTemplate
 TINY_MODEL = Path(__file__).parent / "tiny_model"
 
 _WORDS_WANTED = 2000
-SAYS_SO = " [simulated]"  # each answer begins with it: nobody shall take it for a model's
+SAYS_SO = " [simulated]"  # starts each answer, so that nobody takes it for a real model's
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _PROBE = "Zwölf Boxkämpfer jagen Viktor; def f(x):\n\treturn x ** 2  # 日本語 🦊\r\n\n  12345.678 it's I'll"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """What a pod needs of a model. `fast` is the quick tokenizer, or None where it disagrees with `tokenizer`."""
+    """What a pod needs from a model. `fast` is a quick tokenizer, or None if it disagrees with `tokenizer`."""
 
     path: Path
     tokenizer: Tokenizer
@@ -38,22 +38,22 @@ class ModelFolder:
     vocabulary_size: int
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids, by the quick tokenizer if it can be trusted: a request's path must be lean."""
+        """Return token ids from the quick tokenizer, if there is one, to spend little time on each request."""
         if self.fast is not None:
             token_ids: list[int] = self.fast.encode(text, add_special_tokens=add_special_tokens).ids
             return token_ids
         return self.encode_by_reference(text, add_special_tokens=add_special_tokens)
 
     def encode_by_reference(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids by the `tokenizers` library: what /tokenize and /render answer, the witness of all others."""
+        """Return the `tokenizers` library's token ids, the reference; /tokenize and /render answer with them."""
         return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
+        """Return the text of token ids, including special tokens."""
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def require_chat_template(self) -> ChatTemplate:
-        """The folder's template; RequestRefusedError, as vLLM words it, if there is none."""
+        """Return the folder's template; raise RequestRefusedError in vLLM's wording if there is none."""
         if self.chat_template is None:
             raise RequestRefusedError(
                 "As of transformers v4.44, default chat template is no longer allowed, so you must provide a "
@@ -86,7 +86,7 @@ def load_model_folder(path: Path) -> ModelFolder:
 
 
 def build_vocabulary(tokenizer: Tokenizer, *, end_of_turn: int | None) -> Vocabulary:
-    """Tokens whose text, encoded alone, is that token again: words with a space in front, and "," and "."."""
+    """Return tokens whose text encodes back to the same token: words with a leading space, and "," and "."."""
     words: dict[int, str] = {}
     for token, token_id in sorted(tokenizer.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1]):
         if not re.fullmatch(r"[Ġ▁][A-Za-z][a-z]{2,11}", token):
@@ -99,7 +99,7 @@ def build_vocabulary(tokenizer: Tokenizer, *, end_of_turn: int | None) -> Vocabu
     punctuation = {
         ids[0]: text for text in (",", ".") if len(ids := tokenizer.encode(text, add_special_tokens=False).ids) == 1
     }
-    if not words:  # no byte-level or sentencepiece words: any token that decodes to some text
+    if not words:  # no byte-level or sentencepiece words: use any token that decodes to some text
         words = {
             token_id: text
             for token_id in range(tokenizer.get_vocab_size(with_added_tokens=False))
@@ -118,14 +118,14 @@ def build_vocabulary(tokenizer: Tokenizer, *, end_of_turn: int | None) -> Vocabu
 
 
 def _opening(tokenizer: Tokenizer, *, follower: tuple[int, str]) -> list[tuple[int, str]]:
-    """The tokens of SAYS_SO with the text that each adds; none where a word behind it would change them."""
+    """Return the tokens of SAYS_SO and the text each adds, or none if a word after it would change them."""
     ids = list(tokenizer.encode(SAYS_SO, add_special_tokens=False).ids)
     word, word_text = follower
     if tokenizer.encode(SAYS_SO + word_text, add_special_tokens=False).ids != [*ids, word]:
         return []
     shown = [tokenizer.decode(ids[:count]) for count in range(len(ids) + 1)]
     texts = [longer[len(shorter) :] for shorter, longer in pairwise(shown)]
-    if "".join(texts) == SAYS_SO.lstrip():  # decoders of sentencepiece models take the first space off
+    if "".join(texts) == SAYS_SO.lstrip():  # decoders of sentencepiece models remove the leading space
         texts[0] = f" {texts[0]}"
     return list(zip(ids, texts, strict=True)) if "".join(texts) == SAYS_SO else []
 
@@ -138,7 +138,7 @@ def _load_fast(file: Path, *, reference: Tokenizer) -> fastokens.Tokenizer | Non
             == reference.encode(_PROBE, add_special_tokens=special).ids
             for special in (True, False)
         )
-    except Exception:  # a tokenizer.json that it does not support
+    except Exception:  # it does not support this tokenizer.json
         return None
     return fast if same else None
 

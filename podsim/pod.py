@@ -1,6 +1,6 @@
 """One simulated pod without its HTTP side: the engine's loop, its metrics and its events.
 
-The server submits prompts and awaits their progress; `run` is the engine and lives in a task.
+The server submits prompts and waits for their tokens; `run` is the engine's loop and runs as a task.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from podsim.wire.metrics_text import EngineState, PodMetrics
 
 log = logging.getLogger(__name__)
 
-_CATCH_UP_SECONDS = 0.02  # a timer that fires this late does not slow the engine down
+_CATCH_UP_SECONDS = 0.02  # a timer that fires up to this late does not slow the engine down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +39,17 @@ class PodSettings:
     model: str = "tiny"
     max_model_len: int = 16_384  # tokens
     seed: int = 0
-    max_queued_requests: int | None = None  # waiting and running, as vLLM's --max-num-queued-reqs; None: no limit
-    max_queued_tokens: int | None = None  # of prompts without a first token, as --max-num-queued-tokens
-    scale_out: bool = True  # whether /render answers, as with vLLM's --enable-scale-out
-    tokenizes: bool = True  # whether /tokenize answers; a proxy may let nothing but /v1 pass
-    kv_transfer: KvTransferConfig | None = None  # without, `kv_transfer_params` are ignored, as in vLLM
+    max_queued_requests: int | None = None  # waiting or running; vLLM's --max-num-queued-reqs; None: no limit
+    max_queued_tokens: int | None = None  # in prompts without a first token; vLLM's --max-num-queued-tokens
+    scale_out: bool = True  # whether /render answers; vLLM's --enable-scale-out
+    tokenizes: bool = True  # whether /tokenize answers; false for a proxy that passes only /v1
+    kv_transfer: KvTransferConfig | None = None  # if None, `kv_transfer_params` are ignored, as in vLLM
     kv_link: LinkSettings = field(default_factory=LinkSettings)
-    api_keys: tuple[str, ...] = field(default=(), repr=False)  # as --api-key: one of these opens the guarded paths
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # vLLM's --api-key: guarded paths need one of these
     engine: EngineSettings
 
     def check(self) -> None:
-        """SettingsError unless the longest sequence fits into the cache, as vLLM demands."""
+        """Raise SettingsError unless the longest sequence fits into the cache, as vLLM requires."""
         if self.engine.block_size < 1 or self.engine.total_blocks < 2:
             raise SettingsError("the cache needs a block size of at least 1 token and at least 2 blocks")
         if self.max_model_len > self.engine.capacity_tokens:
@@ -60,7 +60,7 @@ class PodSettings:
 
 
 class Ticket:
-    """A submitted prompt: what the server reads while the engine works on it."""
+    """A submitted prompt; the server reads its answer here as the engine produces it."""
 
     __slots__ = (
         *("_waiter", "answer", "failure", "generation", "kv_transfer_params", "prefill_cached_tokens"),
@@ -73,26 +73,26 @@ class Ticket:
         self.generation: Final = generation
         self.answer: Final = answer
         self.streamed: Final = streamed
-        self.prefill_cached_tokens: Final = prefill_cached_tokens  # of the prefill leg, if this is its decode leg
-        self.kv_transfer_params: dict[str, Any] | None = None  # of a prefill leg's answer
+        self.prefill_cached_tokens: Final = prefill_cached_tokens  # of its prefill request, if this is a decode request
+        self.kv_transfer_params: dict[str, Any] | None = None  # for the answer of a prefill request
         self.failure: RequestRefusedError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def cached_tokens(self) -> int:
-        """What `usage` tells: a decode leg has all of its prompt, so that vLLM tells what its prefill leg had."""
+        """Return the count for `usage`; for a decode request vLLM reports what its prefill request found cached."""
         told = self.prefill_cached_tokens
         return self.generation.cached_tokens if told is None else told
 
     @property
     def finished(self) -> bool:
-        """Whether the last token exists."""
+        """Tell whether the last token has been generated."""
         return self.generation.state is State.FINISHED
 
     async def progress(self, seen: int) -> int:
         """Wait until more than `seen` tokens exist (or all, if not streamed) and return their number.
 
-        Raises what ended the generation, if it failed.
+        If the generation failed, raise the error that ended it.
         """
         while self.generation.produced <= seen or not (self.streamed or self.finished):
             if self.failure is not None:
@@ -102,13 +102,13 @@ class Ticket:
         return self.generation.produced
 
     def wake(self) -> None:
-        """Called by the engine when there is something new."""
+        """Tell waiting readers that there is something new; the engine calls this."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
 class Pod:
-    """An engine that computes nothing but takes as long."""
+    """An engine that computes nothing but takes as long as a real one."""
 
     def __init__(
         self,
@@ -148,12 +148,12 @@ class Pod:
         self._work = asyncio.Event()
 
     def check_admission(self, sequences: int) -> None:
-        """PodFullError, counted, if a queue limit is reached; vLLM asks once a request, before it answers anything."""
+        """Raise and count PodFullError if a queue limit is reached; as in vLLM, checked once, as a request starts."""
         settings = self.settings
         if settings.max_queued_requests is not None and len(self._tickets) + sequences > settings.max_queued_requests:
             self._refuse(MAX_QUEUED_REQUESTS)
         if settings.max_queued_tokens is not None:
-            # whole prompts, as in vLLM: neither what is computed of them nor what is cached is taken off
+            # count whole prompts, as vLLM does, including tokens that are already computed or cached
             tokens = sum(generation.prompt_tokens for generation in self._tickets if not generation.produced)
             if tokens >= settings.max_queued_tokens:
                 self._refuse(MAX_QUEUED_TOKENS)
@@ -176,7 +176,7 @@ class Pod:
     ) -> Ticket:
         """Queue a prompt whose length the caller has checked; `choice` makes the n answers differ.
 
-        `request_id` is the engine's, which has random digits at its end: only KV transfers need it.
+        `request_id` is the engine's id, which ends in random digits; only KV transfers need it.
         """
         rng = random.Random(prompt_seed(prompt, seed=self.settings.seed) + choice)  # noqa: S311 - reproducible text
         answer = generate_answer(rng, self.folder.vocabulary, limits)
@@ -194,7 +194,7 @@ class Pod:
             prefill_cached_tokens=remote_cached_tokens(kv_transfer_params) if kv_transfer_params else None,
         )
         if kv_transfer_params:
-            # a stop string is found outside of vLLM's engine, which frees the blocks of what it must abort
+            # vLLM finds stop strings outside its engine and then aborts the generation there, which frees its blocks
             pins = answer.stop_reason is None or len(answer.token_ids) == limits.max_tokens
             self._admit(generation, kv_transfer_params, request_id=request_id, pins=pins)
         self.scheduler.add(generation)
@@ -210,12 +210,12 @@ class Pod:
             self.kv_transfer.admit(generation, kv_transfer_params, request_id=request_id, pins=pins)
 
     def reject_kv(self, kv_transfer_params: Mapping[str, Any] | None) -> None:
-        """A request ended before its answer began: what a prefill pod keeps for it is freed there."""
+        """Free the blocks that a prefill pod keeps for a request that ended before its answer began."""
         if kv_transfer_params and self.kv_transfer is not None:
             self.kv_transfer.reject(kv_transfer_params)
 
     def abort(self, ticket: Ticket) -> None:
-        """The client is gone: free the ticket's slot and blocks. No effect on a finished one."""
+        """Free the ticket's slot and blocks after its client left; does nothing if it has finished."""
         if self._tickets.pop(ticket.generation, None) is not None:
             if self.kv_transfer is not None:
                 self.kv_transfer.abort(ticket.generation)
@@ -223,11 +223,11 @@ class Pod:
             self.metrics.finished["abort"] += 1
 
     def reset_prefix_cache(self) -> bool:
-        """Forget the cache, unless a generation runs; the event leaves with the next step, as in vLLM."""
+        """Empty the cache unless a generation is running; as in vLLM, the next step sends the event."""
         return self.scheduler.pool.reset()
 
     def engine_state(self) -> EngineState:
-        """What /metrics shows of the engine now."""
+        """Return the engine's current numbers for /metrics."""
         totals = self.scheduler.totals
         return EngineState(
             running=self.scheduler.running,
@@ -236,14 +236,14 @@ class Pod:
             kv_usage=self.scheduler.pool.usage,
             prefix_queries=totals.queried_tokens,
             prefix_hits=totals.hit_tokens,
-            # vLLM asks its connector for all that is not in the pod's own cache, whatever the request says
+            # vLLM asks its connector about every token missing from the pod's own cache, whatever the request says
             external_queries=totals.queried_tokens - totals.hit_tokens if self.kv_transfer is not None else 0,
             external_hits=totals.loaded_tokens,
             preemptions=totals.preemptions,
         )
 
     async def run(self) -> None:
-        """The engine's loop; runs until cancelled."""
+        """Run the engine's loop until cancelled."""
         due = 0.0
         while True:
             now = self._monotonic()
@@ -286,7 +286,7 @@ class Pod:
     def _fail(self, generation: Generation, failure: RequestRefusedError) -> None:
         ticket = self._tickets.pop(generation, None)
         if ticket is None:
-            return  # its client had left before
+            return  # its client has already left
         metrics = self.metrics
         metrics.finished["error"] += 1
         metrics.request_prompt_tokens.observe(generation.prompt_tokens)

@@ -1,6 +1,6 @@
-"""Requests to token ids and length limits: what vLLM's renderer does before the engine sees anything.
+"""Turns requests into token ids and length limits, as vLLM's renderer does before the engine runs.
 
-The API calls these; all of them are pure, and what they raise is a RequestRefusedError.
+The API calls these. They are all pure functions and raise only RequestRefusedError.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ _COMPLETION_MAX_TOKENS = 16
 def chat_token_ids(
     request: ChatRequest | TokenizeRequest, *, folder: ModelFolder, model: str, encode: Encode
 ) -> list[int]:
-    """The ids of a rendered chat. The template adds BOS itself, so special tokens default to off.
+    """Return the ids of a rendered chat. The template adds BOS itself, so special tokens are off by default.
 
-    Ids that a prefill stage has left in `kv_transfer_params` replace the messages.
+    Token ids that a prefill request left in `kv_transfer_params` replace the messages.
     """
     if isinstance(request, ChatRequest) and (ids := _forwarded_ids(request, folder=folder)) is not None:
         return ids
@@ -43,7 +43,7 @@ def chat_token_ids(
 def completion_token_ids(
     prompt: Prompt, *, add_special_tokens: bool, folder: ModelFolder, encode: Encode
 ) -> list[list[int]]:
-    """The ids of each prompt: one for a text or a list of ids, else one per element. Ids get no BOS."""
+    """Return each prompt's ids: one prompt for a text or a list of ids, else one per element. Ids get no BOS."""
     if isinstance(prompt, str):
         return [encode(prompt, add_special_tokens=add_special_tokens)]
     if all(type(element) is int for element in prompt):
@@ -56,7 +56,7 @@ def completion_token_ids(
 
 
 def bounded_prompt(token_ids: list[int], *, request: ChatRequest | CompletionRequest, max_model_len: int) -> list[int]:
-    """The prompt, truncated if the request asks for it; refused if it is empty or too long."""
+    """Return the prompt, truncated if the request asks for it; refuse it if it is empty or too long."""
     limit = request.truncate_prompt_tokens
     if limit is not None:
         if limit > max_model_len:
@@ -71,7 +71,7 @@ def bounded_prompt(token_ids: list[int], *, request: ChatRequest | CompletionReq
     if not token_ids:
         raise RequestRefusedError("The decoder prompt cannot be empty")
     if len(token_ids) > max_model_len:
-        count = max_model_len + 1  # vLLM stops tokenizing there
+        count = max_model_len + 1  # vLLM stops tokenizing at this length
         raise RequestRefusedError(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
             f"at least {count} input tokens, which exceeds this limit even without any output tokens. "
@@ -82,7 +82,7 @@ def bounded_prompt(token_ids: list[int], *, request: ChatRequest | CompletionReq
 
 
 def limits_for(request: ChatRequest | CompletionRequest, *, prompt_tokens: int, max_model_len: int) -> Limits:
-    """How much may be generated; never more than fits behind the prompt."""
+    """Return the length limits of an answer, which must fit after the prompt."""
     name, wanted = _wanted_tokens(request)
     if wanted is not None and wanted > max_model_len:
         raise RequestRefusedError(

@@ -1,6 +1,6 @@
-"""KV events out of a pod: a ZMQ PUB socket and the replay ROUTER, as vLLM's ZmqEventPublisher.
+"""Sends a pod's KV events: a ZMQ PUB socket and the replay ROUTER, like vLLM's ZmqEventPublisher.
 
-The pod publishes one batch per engine step; `serve_replay` runs as a task beside it.
+The pod publishes one batch per engine step; `serve_replay` runs as a task at the same time.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ _BATCHES_BETWEEN_PAUSES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherSettings:
-    """Where and how to publish."""
+    """Where and how to publish events."""
 
     host: str
-    port: int = 0  # 0: chosen by the OS; otherwise replay is on the next port
+    port: int = 0  # 0: the OS chooses it; otherwise replay uses the next port
     topic: str = ""
     generation: EventGeneration = EventGeneration.G5
     buffer_steps: int = 10_000  # batches kept for replay
@@ -45,7 +45,7 @@ class EventPublisher:
         self._topic = settings.topic.encode()
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=settings.buffer_steps)
         self._next_sequence = 0
-        self._live: zmq.Socket[bytes] = zmq.Context(context).socket(zmq.PUB)  # plain: a send cannot block
+        self._live: zmq.Socket[bytes] = zmq.Context(context).socket(zmq.PUB)  # the plain kind, whose send cannot block
         self._live.set_hwm(_LIVE_HIGH_WATER_MARK)
         self._replay = context.socket(zmq.ROUTER)
         replay_port = settings.port + 1 if settings.port else 0
@@ -70,7 +70,7 @@ class EventPublisher:
             await self._answer(await self._replay.recv_multipart())
 
     def config(self) -> dict[str, Any]:
-        """vLLM's KVEventsConfig with the addresses that were bound."""
+        """Return vLLM's KVEventsConfig with the addresses in use."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -83,7 +83,7 @@ class EventPublisher:
         }
 
     def close(self) -> None:
-        """Close both sockets at once; what is not sent is dropped."""
+        """Close both sockets at once and drop any unsent messages."""
         self._live.close(linger=0)
         self._replay.close(linger=0)
 
@@ -96,7 +96,7 @@ class EventPublisher:
         prefix = [client, b"", self._topic] if self._settings.generation.replay_has_topic else [client, b""]
         for count, (sequence, payload) in enumerate(tuple(self._buffer), start=1):
             if sequence >= start:
-                # a ROUTER drops what a slow peer has no room for, silently: so does vLLM's
+                # like vLLM's, this ROUTER silently drops messages when a slow peer's queue is full
                 await self._replay.send_multipart([*prefix, sequence.to_bytes(8, "big"), payload])
             if count % _BATCHES_BETWEEN_PAUSES == 0:
                 await asyncio.sleep(0)
@@ -105,7 +105,6 @@ class EventPublisher:
 
 
 def _bind(socket: Any, host: str, port: int, advertised_host: str) -> str:
-    """Bind and return the address that others can connect to."""
     if ":" in host:
         socket.setsockopt(zmq.IPV6, 1)
     try:

@@ -1,17 +1,19 @@
-"""Runs pods in one process: for each an engine, a publisher, a replay task and an HTTP site.
+"""Runs pods in one process; each has an engine, a publisher, a replay task and an HTTP site.
 
-The command `sim` and the tests enter `running_pods`; leaving it ends everything and frees the ports.
+The command `sim` and the tests use `running_pods`; leaving it stops everything and frees the ports.
 """
 
 import asyncio
 import logging
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import uvloop
 import zmq.asyncio
 from aiohttp import web
 
@@ -23,34 +25,49 @@ from podsim.publisher import EventPublisher, PublisherSettings
 
 log = logging.getLogger(__name__)
 
-_SHUTDOWN_SECONDS = 0.01  # answers in progress are cut off; 0 would mean to wait for them
+_SHUTDOWN_SECONDS = 0.01  # then answers in progress are cut off; 0 would wait for them
 _LARGEST_BODY_BYTES = 64 * 1024 * 1024
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningPod:
-    """A pod that serves, and where."""
+    """A pod that is running, and its addresses."""
 
     pod: Pod
-    host: str  # as others reach it
+    host: str  # as other machines reach it
     port: int
 
     @property
     def base_url(self) -> str:
-        """Of its HTTP API, without a slash at the end."""
+        """The URL of its HTTP API, without a final slash."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
     @property
     def events_endpoint(self) -> str:
-        """ZMQ address of the live events."""
+        """The ZMQ address of the live events."""
         return self.pod.publisher.events_endpoint
 
     @property
     def replay_endpoint(self) -> str:
-        """ZMQ address of the replay ROUTER."""
+        """The ZMQ address of the replay ROUTER."""
         return self.pod.publisher.replay_endpoint
+
+
+def serve_until_stopped(
+    settings: PodSettings, folder: ModelFolder, publisher: PublisherSettings, *, port: int, count: int
+) -> None:
+    """Run `count` pods until SIGTERM or SIGINT."""
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with running_pods(settings, folder=folder, publisher=publisher, port=port, count=count):
+            await stop.wait()
+
+    uvloop.run(serve())
 
 
 @asynccontextmanager
@@ -62,10 +79,10 @@ async def running_pods(
     port: int = 0,
     count: int = 1,
 ) -> AsyncIterator[Sequence[RunningPod]]:
-    """Serve pods on `publisher.host`: `count` equal ones, or one for each of several settings, as for roles.
+    """Run pods on `publisher.host`: `count` equal ones, or one for each of several settings.
 
-    Pod i listens on port + i and publishes on events port + 2i (replay: + 2i + 1); 0 leaves a port to the OS.
-    Raises PortInUseError, with nothing left running.
+    Pod i listens on port + i and publishes on events port + 2i (replay: + 2i + 1); a 0 lets the OS choose. Raises
+    PortInUseError, with nothing left running.
     """
     async with AsyncExitStack() as stack:
         context = zmq.asyncio.Context()
@@ -121,8 +138,8 @@ async def _start_pod(
     server = web.Server(
         PodApi(pod).handle,
         request_factory=_make_request,
-        handler_cancellation=True,  # a client that goes away ends its handler
-        auto_decompress=False,  # vLLM reads a body as it comes, whatever its content-encoding says
+        handler_cancellation=True,  # stop the handler when its client disconnects
+        auto_decompress=False,  # like vLLM, read the body as sent and ignore content-encoding
         access_log=None,
     )
     runner = web.ServerRunner(server, shutdown_timeout=_SHUTDOWN_SECONDS)
@@ -147,13 +164,13 @@ async def _start_pod(
 def _make_request(
     message: Any, payload: Any, protocol: Any, payload_writer: Any, task: asyncio.Task[None]
 ) -> web.BaseRequest:
-    """A request that may carry a long prompt."""
+    """Return a request that accepts a large body."""
     loop = asyncio.get_running_loop()
     return web.BaseRequest(message, payload, protocol, payload_writer, task, loop, client_max_size=_LARGEST_BODY_BYTES)
 
 
 def _advertised(host: str) -> str:
-    """The address to give to others: for a wildcard the one that this machine uses towards the outside."""
+    """Return the address to give to others; for a wildcard, the one this machine uses for outgoing connections."""
     if host not in _WILDCARDS:
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

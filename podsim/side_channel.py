@@ -1,6 +1,6 @@
-"""The TCP connections over which pods hand over KV, both ends. See `podsim.wire.side_channel` for what is said.
+"""Both ends of the TCP connections over which pods transfer KV; `podsim.wire.side_channel` has the messages.
 
-The KV transfer of a pod listens here, its loader connects.
+A pod's KV transfer listens here, and its loader connects.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from podsim.wire.side_channel import LONGEST_LINE_BYTES, Message, Reply, decode_
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 5.0  # for all messages but a read, which takes as long as its bytes do
+ANSWER_SECONDS = 5.0  # for all messages except a read, which takes as long as its transfer
 
 
 class Channel:
-    """One connection to another pod, of the end that asks."""
+    """The asking end of a connection to another pod."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def ask(self, message: Message, *, seconds: float | None = ANSWER_SECONDS) -> Reply:
-        """The reply; PeerError if there is none within `seconds`, or if it is an error."""
+        """Return the reply; raise PeerError if it is an error or does not come within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 self._writer.write(encode_line(message))
@@ -43,7 +43,7 @@ class Channel:
 
 @asynccontextmanager
 async def connected(host: str, port: int) -> AsyncIterator[Channel]:
-    """A connection for as long as the block runs; PeerError if nobody listens there."""
+    """Keep a connection open during the block; raise PeerError if it cannot be opened."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, limit=LONGEST_LINE_BYTES)
@@ -56,7 +56,7 @@ async def connected(host: str, port: int) -> AsyncIterator[Channel]:
 
 
 class Listener:
-    """The port on which one pod answers others, and their connections."""
+    """The port on which one pod answers others, and its open connections."""
 
     def __init__(
         self, answer: Callable[[Message], Awaitable[Reply]], *, spawn: Callable[[Coroutine[None, None, None]], object]
@@ -69,7 +69,7 @@ class Listener:
         self.port = 0
 
     async def bind(self, host: str) -> None:
-        """Answer on a free port of `host`. PortInUseError if there is none."""
+        """Listen on a free port of `host`; raise PortInUseError if there is none."""
         try:
             self._server = await asyncio.start_server(self._accept, host, 0, limit=LONGEST_LINE_BYTES)
         except OSError as error:
@@ -78,7 +78,7 @@ class Listener:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
-        """Close the port and every connection, also one whose task never ran: who asks there waits for no end."""
+        """Close the port and all connections, even those whose task never ran, so that no peer waits forever."""
         self._closed = True
         if self._server is not None:
             self._server.close()
@@ -86,7 +86,7 @@ class Listener:
             writer.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._closed:  # accepted before, and told of only now
+        if self._closed:  # it was accepted before the close but is only reported now
             writer.close()
             return
         self._open.add(writer)
@@ -105,4 +105,4 @@ class Listener:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__  # a timeout has no words
+    return str(error) or type(error).__name__  # a timeout has no text

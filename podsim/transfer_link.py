@@ -1,4 +1,4 @@
-"""The link of `podsim.core.link` on the event loop's clock: a transfer is awaited."""
+"""Runs the link of `podsim.core.link` on the event loop's clock, so that transfers can be awaited."""
 
 import asyncio
 
@@ -6,14 +6,14 @@ from podsim.core.link import Link
 
 
 class TransferLink:
-    """One pod's link. Both ends of a transfer carry it, each on its own link: the busier one decides."""
+    """One pod's network link. A transfer uses the links of both pods, and the busier one sets its time."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._link = Link(bytes_per_second)
         self._timer: asyncio.TimerHandle | None = None
 
     async def carry(self, size: float) -> None:
-        """Return when `size` bytes have passed."""
+        """Return when `size` bytes have been transferred."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         self._end_transfers(loop)

@@ -6,11 +6,12 @@ And no limit to the time of one of hypothesis' examples: how busy the machine is
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from extproc.local import ports
+from operate.local import ports
 
 # Read when gRPC is loaded, so here. Tests fork from a process that gRPC's threads work in, and its handlers for that
 # were seen to crash the child before it became another program, and to close the parent's connections.
@@ -27,6 +28,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     ports.pickable_ports = lambda: own_ports
 
 pytest_plugins = ["tests.hang_guard"]
+UNIT = Path(__file__).with_name("unit")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run unit tests alone in random order and with the seed's random numbers: servers are shared in a given order."""
+    if not config.pluginmanager.hasplugin("randomly"):
+        return
+    places = [Path(config.invocation_params.dir, arg.partition("::")[0]) for arg in config.args]
+    is_random = all(place.is_relative_to(UNIT) for place in places)
+    config.option.randomly_reorganize &= is_random
+    config.option.randomly_reset_seed &= is_random
 
 
 @pytest.fixture(autouse=True)

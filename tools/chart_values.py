@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from extproc.install import commands
+from operate.install import commands
 
 # what an option is that is no value: the release's own, Helm's own, or a list that values write as objects
 NOT_VALUES = {
@@ -23,7 +23,6 @@ NOT_VALUES = {
     "dry_run": "helm template",
     "force_conflicts": "helm --force-conflicts",
     "wait_seconds": "helm --wait --timeout",
-    "kubeconfig": "helm --kubeconfig",
     "context": "helm --kube-context",
     "preflight": "only kvmesh install looks at the mesh first",
 }
@@ -57,7 +56,6 @@ RULES = [
                 "routes": EMPTY,
                 "failureMode": {"const": "FailClose"},  # the pool says it
                 "bodyMode": {"type": "null"},
-                "istioVersion": {"not": {"pattern": r"^1\.2[4-7]([^0-9]|$)"}},
             }
         },
         "else": {"if": {"not": _is(mode="sidecar")}, "then": {"properties": {"routes": SOME}}},
@@ -65,21 +63,13 @@ RULES = [
     {"if": _is(mode="ambient-gateway"), "then": {"not": _is(membership="sidecar")}},
     {
         "if": _is(failureMode="FailOpen"),
-        "then": {
-            "not": _is(bodyMode="duplex"),
-            "properties": {"istioVersion": {"not": {"pattern": r"^1\.2[4-6]([^0-9]|$)"}}},
-        },
-    },
-    {
-        "if": _is(bodyMode="duplex"),
-        "then": {"properties": {"istioVersion": {"not": {"pattern": r"^1\.2[45]([^0-9]|$)"}}}},
+        "then": {"not": _is(bodyMode="duplex")},
     },
     {
         "if": {"properties": {"redis": {"type": "null"}}},
         "then": {
             "properties": {
-                name: {"type": "null"}
-                for name in ("redisUsername", "redisSentinelPasswordSecret", "redisCaSecret", "redisTlsSecret")
+                name: {"type": "null"} for name in ("redisSentinelPasswordSecret", "redisCaSecret", "redisTlsSecret")
             }
         },
         "else": {
@@ -105,9 +95,8 @@ RULES = [
     },
     {
         "if": _is(scope="namespaced"),
-        "then": {"properties": {"rootNamespace": NONE, "externalMetrics": {"const": False}}},
+        "then": {"properties": {"rootNamespace": NONE}},
     },
-    {"if": {"not": _is(externalMetrics=True)}, "then": {"properties": {"externalMetricsSecret": NONE}}},
 ]
 
 
@@ -125,7 +114,7 @@ def _options() -> Iterator[tuple[str, Any, Any, Any]]:
 def values() -> str:
     """Return values.yaml: every value with its default and its flag's help."""
     lines = [
-        "# Made by `python -m tools.helm_chart charts/kvmesh`: change extproc/install/commands.py, not this.",
+        "# Made by `python -m tools.helm_chart charts/kvmesh`: change operate/install/commands.py, not this.",
         "# The flags of `kvmesh install`, in camel case; docs/guides/helm.md has examples.",
         "",
         "# The pools: {namespace, name, port: 8000, podPort, selector: {LABEL: VALUE}, hasRule: whether people have a",
@@ -179,7 +168,7 @@ def schema() -> dict[str, Any]:
         if name in NEEDED:
             properties[name] |= {"type": "string", "minLength": 1}
         if name == "istioVersion":
-            properties[name]["pattern"] = r"^1\.(2[4-9]|[3-9][0-9]|[1-9][0-9]{2})(\.[0-9]+)?(-[-a-zA-Z0-9_.]+)?$"
+            properties[name]["pattern"] = r"^1\.(2[89]|[3-9][0-9]|[1-9][0-9]{2})(\.[0-9]+)?(-[-a-zA-Z0-9_.]+)?$"
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the chart kvmesh",

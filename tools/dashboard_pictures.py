@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from extproc.install.shipped_files import read_dashboards
+from operate.install.shipped_files import read_dashboards
 from tools.dashboard_drawing import Json, Line, draw
 
 SCRAPES_OF_A_RATE = 4  # as Grafana's $__rate_interval

@@ -1,7 +1,7 @@
 """The Helm chart `charts/kvmesh`, made from the same renderer as `kvmesh install`; a test compares them.
 
 `python -m tools.helm_chart charts/kvmesh` writes what is made: the templates of the objects, the values and their
-schema. `_plan.tpl`, `checks.yaml`, `admin-token.yaml`, `metrics-certificate.yaml` and NOTES.txt of `templates/` are
+schema. `_plan.tpl`, `checks.yaml`, `admin-token.yaml` and NOTES.txt of `templates/` are
 written by hand.
 
 The renderer renders many plans, drawn by a fixed seed, in which words like `zqhashseedqz` stand for the values. What
@@ -20,9 +20,9 @@ from typing import Any
 import yaml
 
 from extproc.errors import ConfigError
-from extproc.install.istio_release import NEWEST_TESTED_MINOR, OLDEST_MINOR, plan_wiring, wiring
-from extproc.install.objects import API_SERVICE, NAME, Document
-from extproc.install.plan import (
+from operate.install.objects import NAME, Document
+from operate.install.parse_targets import OLDEST_MINOR, SELECTED_HOST_KEY_FROM, planned_body_mode
+from operate.install.plan import (
     BodyMode,
     ClientsTarget,
     FailureMode,
@@ -37,13 +37,14 @@ from extproc.install.plan import (
     RouteTarget,
     Scope,
 )
-from extproc.install.render import DASHBOARD_FILES, render, to_yaml
-from extproc.install.shipped_files import CRDS, read_crds
-from extproc.install.workloads import HEADROOM
+from operate.install.pod_parts import redis_address
+from operate.install.render import DASHBOARD_FILES, render, to_yaml
+from operate.install.shipped_files import CRDS, read_crds
+from operate.install.workloads import HEADROOM
 from tools.chart_tree import Node, Sample, Words, Writer, items
 from tools.chart_values import schema, values
 
-HEADER = "{{- /* Made by `python -m tools.helm_chart charts/kvmesh`: change extproc/install, not this. */ -}}\n"
+HEADER = "{{- /* Made by `python -m tools.helm_chart charts/kvmesh`: change operate/install, not this. */ -}}\n"
 PRELUDE = '{{- $plan := include "kvmesh.plan" $ | fromYaml }}\n'
 SAMPLES = 600
 OFTEN = 0.5
@@ -68,8 +69,7 @@ EXPRESSIONS = {
     "gatewayaccount": "$gateway.serviceAccount",
     "clientsnamespace": "$clients.namespace",
     "clientsselector": "$clients.selector",
-    "redis": "$.Values.redis",
-    "redisusername": "$.Values.redisUsername",
+    "redisaddress": "$plan.redisAddress",
     "redispassword": "$.Values.redisPasswordSecret",
     "redissentinel": "$.Values.redisSentinelPasswordSecret",
     "redisca": "$.Values.redisCaSecret",
@@ -85,7 +85,6 @@ EXPRESSIONS = {
     "hubendpoint": "$.Values.hubEndpoint",
     "hubtoken": "$.Values.hubTokenSecret",
     "monitoringnamespace": "$.Values.monitoringNamespace",
-    "externalmetrics": "$.Values.externalMetricsSecret",
 }
 PLAIN = re.compile(r"[A-Za-z/][-\w./@%+]*")  # needs no quotes in YAML
 WORD = re.compile(r"zq([a-z]+)qz")
@@ -122,8 +121,7 @@ PHRASES = {
     "zqnamespaceqz,zqpoolnamespaceqz": '(join "," $plan.watchedNamespaces)',
     "kvmesh-zqpoolnameqz-pods": "$pool.podsName",
     "kvmesh-picker-zqpoolnameqz": "$pool.pickerName",
-    "redis://zqredisqz": "$.Values.redis",  # the plan wants a scheme
-    "https://zqhubendpointqz": "$.Values.hubEndpoint",  # likewise
+    "https://zqhubendpointqz": "$.Values.hubEndpoint",  # the plan wants a scheme
 }
 LOOPS = {
     "$route": "$route := $plan.routes }}{{- $pool := $route.pool",  # a route names its pool
@@ -139,13 +137,8 @@ DISTINCT = {
     "$gateway.namespace": "$gateway := $plan.gatewayNamespaces",
     "$clients.namespace": "$clients := $plan.clientsNamespaces",
 }
-GATES = [
-    minor
-    for minor in range(OLDEST_MINOR + 1, NEWEST_TESTED_MINOR + 1)
-    if wiring(IstioVersion(minor=minor)) != wiring(IstioVersion(minor=minor - 1))
-]
+GATES = (SELECTED_HOST_KEY_FROM,)
 OPTIONAL = {
-    "redis_username": "redisusername",
     "redis_password_secret": "redispassword",
     "redis_sentinel_password_secret": "redissentinel",
     "redis_ca_secret": "redisca",
@@ -199,8 +192,7 @@ def _samples() -> Iterator[Sample]:
         except ConfigError:
             continue
         count += 1
-        # the APIService names a certificate that Helm makes: it is beside that one in a template written by hand
-        yield Sample(frozenset(holds), [_with_files(each) for each in documents if each["kind"] != API_SERVICE.name])
+        yield Sample(frozenset(holds), [_with_address(_with_files(each), redis_address(plan)) for each in documents])
 
 
 def draw_plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan, set[str]]:
@@ -265,7 +257,7 @@ def draw_plan(chance: random.Random, *, sure: bool = False) -> tuple[InstallPlan
     )
     given = {name: f"zq{word}qz" for name, word in OPTIONAL.items() if maybe() and _may_be(name, plan)}
     plan = replace(plan, **given)  # type: ignore[arg-type]
-    plan = plan if sure else _with_scaling(_with_external_metrics(_with_folders(plan)))
+    plan = plan if sure else _with_folders(plan)
     facts = _facts(plan)
     return plan, {condition for condition, holds in facts.items() if holds}
 
@@ -296,28 +288,10 @@ def _with_folders(plan: InstallPlan) -> InstallPlan:
     )
 
 
-def _with_external_metrics(plan: InstallPlan) -> InstallPlan:
-    """Draw whether the external-metrics API is served, and whose certificate it has."""
-    chance = random.Random(repr(plan))  # noqa: S311 - as above
-    if plan.scope is Scope.NAMESPACED or chance.random() < OFTEN:
-        return plan
-    return replace(plan, external_metrics=True, external_metrics_secret=chance.choice([None, "zqexternalmetricsqz"]))
-
-
-def _with_scaling(plan: InstallPlan) -> InstallPlan:
-    """Draw whether Deployments are scaled."""
-    chance = random.Random(f"scaling {plan!r}")  # noqa: S311 - the same each time, and no other draw depends on it
-    return replace(plan, scale_deployments=chance.random() < OFTEN)
-
-
 def _facts(plan: InstallPlan) -> dict[str, bool]:
     """Return each condition that templates may ask for, and whether it holds."""
     pool = plan.pools[0]
     route = plan.routes[0] if plan.routes else None
-    try:
-        buffered = plan_wiring(plan).body_mode is BodyMode.BUFFERED
-    except ConfigError:
-        buffered = False
     return {
         'eq $.Values.mode "sidecar"': plan.mode is Mode.SIDECAR,
         'eq $.Values.mode "ambient-gateway"': plan.mode is Mode.AMBIENT_GATEWAY,
@@ -326,12 +300,9 @@ def _facts(plan: InstallPlan) -> dict[str, bool]:
         'eq $plan.membership "ambient"': plan.membership is MeshMembership.AMBIENT,
         'eq $.Values.scope "namespaced"': plan.scope is Scope.NAMESPACED,
         "$.Values.redis": plan.redis is RedisKind.EXTERNAL,
-        "$.Values.scaleDeployments": plan.scale_deployments,
         "$.Values.monitoring": plan.monitoring,
-        "$.Values.externalMetrics": plan.external_metrics,
-        "$.Values.externalMetricsSecret": plan.external_metrics_secret is not None,
         **{f"ge (int $plan.minor) {gate}": plan.istio.minor >= gate for gate in GATES},
-        "$plan.buffered": buffered,
+        "$plan.buffered": planned_body_mode(plan) is BodyMode.BUFFERED,
         'eq $.Values.failureMode "FailOpen"': plan.failure_mode is FailureMode.FAIL_OPEN,
         'eq $.Values.routeSettings "replace"': plan.route_settings is RouteSettings.REPLACE,
         "$plan.poolsInMesh": pool.in_mesh,
@@ -353,6 +324,12 @@ def _with_files(document: Document) -> Document:
     if document["metadata"]["labels"].get(NAME) == DASHBOARD_FILES:
         return document | {"data": {name: f"(.Files.Get) {name}" for name in document["data"]}}
     return document
+
+
+def _with_address(document: Document, address: str) -> Document:
+    """Leave Redis' URL with the paths of the mounted Secrets to `_plan.tpl`."""
+    replaced: Document = json.loads(json.dumps(document).replace(json.dumps(address), '"zqredisaddressqz"'))
+    return replaced
 
 
 def _expressions(part: Any) -> frozenset[str]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from extproc.install.objects import OWNED, Document
-from extproc.install.plan import (
+from operate.install.objects import OWNED, Document
+from operate.install.parse_targets import parse_clients, parse_gateway
+from operate.install.plan import (
     GatewayTarget,
     InstallPlan,
     IstioVersion,
@@ -23,13 +24,11 @@ from extproc.install.plan import (
     RedisKind,
     RouteTarget,
     Scope,
-    parse_clients,
-    parse_gateway,
 )
-from extproc.install.render import render, to_yaml
-from extproc.install.shipped_files import CRDS, read_crds
+from operate.install.render import render, to_yaml
+from operate.install.shipped_files import CRDS, read_crds
 
-HEADER = "# Made by `python -m tools.kustomize_tree manifests`: change extproc/install, not this.\n"
+HEADER = "# Made by `python -m tools.kustomize_tree manifests`: change operate/install, not this.\n"
 POOL = PoolTarget(namespace="llm", name="vllm-llama", selector={"app": "vllm-llama"})
 GATEWAY: GatewayTarget = parse_gateway("istio-ingress/inference-gateway")
 ROUTES = (RouteTarget(host="llm.example.com", pool=POOL),)
@@ -62,10 +61,10 @@ AXES: Mapping[str, Mapping[str, Change]] = {
     "monitoring": {"none": {}, "prometheus-operator": {"monitoring": True}},
     # last: ambient patches what the others bring
     "istio": {
-        "1.27-gateway": {},
-        **{f"1.{minor}-gateway": {"istio": IstioVersion(minor=minor)} for minor in (24, 26, 30)},
-        **{f"1.{minor}-sidecar": {"istio": IstioVersion(minor=minor), **SIDECAR} for minor in (24, 26, 27, 30)},
-        **{f"1.{minor}-ambient-gateway": {"istio": IstioVersion(minor=minor), **AMBIENT} for minor in (27, 30)},
+        "1.28-gateway": {},
+        "1.30-gateway": {"istio": IstioVersion(minor=30)},
+        **{f"1.{minor}-sidecar": {"istio": IstioVersion(minor=minor), **SIDECAR} for minor in (28, 30)},
+        **{f"1.{minor}-ambient-gateway": {"istio": IstioVersion(minor=minor), **AMBIENT} for minor in (28, 30)},
     },
 }
 # kinds that differ so much between releases that a patch could not be read
@@ -77,7 +76,7 @@ OVERLAYS: Mapping[str, Mapping[str, str]] = {
     "redis-sentinel": {"redis": "sentinel"},
     "redis-cluster": {"redis": "cluster"},
     "monitoring": {"monitoring": "prometheus-operator"},
-    **{f"istio-{name}": {"istio": name} for name in AXES["istio"] if name != "1.27-gateway"},
+    **{f"istio-{name}": {"istio": name} for name in AXES["istio"] if name != "1.28-gateway"},
 }
 
 

@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/: `python -m tools.reference`; `cli` or `configuration` prints one part.
+"""Writes the generated parts of docs/: `python -m tools.reference`; `cli` prints one part.
 
 A part stands between `<!-- python -m MODULE … -->`, which prints it, and `<!-- end -->` or the end of the page. A test
 compares every page with what its modules print.
@@ -7,17 +7,21 @@ compares every page with what its modules print.
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from extproc.cli import ENVIRONMENT_PREFIX, build
+from operate.cli import build
 from tools.docs_site import DOCS, REPOSITORY
 
 PART = re.compile(r"(<!-- (?:\w+: )?python -m ([\w. -]+) -->\n)(.*?)(<!-- end -->|\Z)", re.DOTALL)
 SHARED = ("config", "log_format", "log_level")  # options of every command
+SEVERAL = 2  # commands with the same option that are listed together
 DETAILS = re.compile(r"\s*\[([^\[\]]+(?:\[[^\]]*\])?[^\[\]]*)\]$")  # what --help adds to an option's sentence
+
+OF_TYPER = re.compile(r" <(str|path|file|dir|list\[\w+\]|(int|float)( range)?)>")  # types; the help says the unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,7 @@ def _option(parameter: Any, context: Any) -> Option:
     limits = [part for part in parts if not part.startswith(("default: ", "env var: "))]
     return Option(
         name=parameter.name,
-        flags=re.sub(r"\s{2,}", " ", flags),
+        flags=re.sub(r"\s{2,}", " ", OF_TYPER.sub("", flags)),
         default=str(parameter.default).lower() if isinstance(parameter.default, bool) else "".join(default),
         limits=", ".join(limits),
         help=text if details is None else text[: details.start()],
@@ -65,16 +69,31 @@ def _option(parameter: Any, context: Any) -> Option:
 
 
 def cli() -> str:
-    """Return a section for each command: its help and its options."""
-    root = build()
-    found = list(commands(root))
-    parts = ["## Options of every command", "", *_table([each for each in options(*found[0]) if each.name in SHARED])]
-    for words, command in found:
-        own = [each for each in options(words, command) if each.name not in SHARED]
+    """Return the shared options, and a section for each command: its help and its own options."""
+    found = [(words, command, options(words, command)) for words, command in commands(build())]
+    uses = Counter(each for _, _, listed in found for each in listed)
+    common = [each for each in found[0][2] if each.name in SHARED]
+    mostly: dict[str, Option] = {}  # by name: an option may mean something else to another command
+    for each, count in uses.most_common():
+        if count >= SEVERAL and each not in common:
+            mostly.setdefault(each.name, each)
+    shared = sorted(mostly.values(), key=_flags)
+    parts = ["## Options of every command", "", *_table(common)]
+    parts += ["", "## Options of several commands", "", "A command lists the names of its own among these.", ""]
+    parts += _table(shared)
+    for words, command, listed in found:
+        own = [each for each in listed if each not in common and each not in shared]
+        also = [_code(each.flags.split()[0].strip(",")) for each in listed if each in shared]
         parts += ["", f"## {words}", "", *_paragraphs(command.help or command.callback.__doc__ or "")]
         if own:
             parts += ["", *_table(own)]
+        if also:
+            parts += ["", f"{'Also' if own else 'Options'}: {', '.join(also)}."]
     return "\n".join(parts) + "\n"
+
+
+def _flags(option: Option) -> str:
+    return option.flags
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -82,28 +101,12 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _table(listed: list[Option]) -> list[str]:
-    rows = ["| option | default | meaning |", "|---|---|---|"]
+    rows = ["| option | meaning |", "|---|---|"]
     for each in listed:
         meaning = each.help + (f" ({each.limits})" if each.limits else "")
-        rows.append(f"| {_code(each.flags)} | {_code(each.default)} | {_cell(meaning)} |")
+        default = f" Default: {_code(each.default)}." if each.default not in ("", "false") else ""
+        rows.append(f"| {_code(each.flags)} | {_cell(meaning)}{default} |")
     return rows
-
-
-def configuration() -> str:
-    """Return every setting once: its key in the file, its variable, its default, and the commands that take it."""
-    settings: dict[str, list[tuple[str, Option]]] = {}
-    for words, command in commands(build()):
-        for each in options(words, command):
-            if not each.is_argument and each.name != "config":
-                settings.setdefault(each.name, []).append((words.removeprefix("kvmesh "), each))
-    count = len(list(commands(build())))
-    rows = ["| key | environment variable | default | commands |", "|---|---|---|---|"]
-    for name, uses in sorted(settings.items()):
-        defaults = dict.fromkeys(option.default for _, option in uses)
-        taken = "all" if len(uses) == count else ", ".join(_code(words) for words, _ in uses)
-        shown = " or ".join(_code(default) or "none" for default in defaults) if any(defaults) else ""
-        rows.append(f"| `{name}` | `{ENVIRONMENT_PREFIX}{name.upper()}` | {shown} | {taken} |")
-    return "\n".join(rows) + "\n"
 
 
 def _code(text: str) -> str:
@@ -114,7 +117,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-PARTS = {"cli": cli, "configuration": configuration}
+PARTS = {"cli": cli}
 
 
 def part(command: str) -> str:

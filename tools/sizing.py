@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extproc.install.workloads import BUSY_PERCENT, HEADROOM
+from operate.install.workloads import BUSY_PERCENT, HEADROOM
 from tools.docs_site import REPOSITORY
 from tools.recorded import Facts, newest, table
 

@@ -10,6 +10,7 @@ import msgspec
 
 from bench.disaggregation.loads import Request
 from bench.disaggregation.pods import Pod
+from bench.perfect_index import cached_blocks
 from extproc.choosing.choose import Choice, PoolView, Query, RoundRobin, choose, look, open_prefillers
 from extproc.choosing.hot_prefixes import HotPrefixes
 from extproc.choosing.room import expected_ttft
@@ -20,11 +21,6 @@ from extproc.policy.priority import PriorityClass
 from extproc.policy.values import PickPolicy
 from extproc.pools.picker_books import PickerBooks
 from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptKeys
-from extproc.telemetry.degradation_log import DegradationLog
-from extproc.telemetry.overload_telemetry import OverloadTelemetry
-from extproc.telemetry.picker_telemetry import PickerTelemetry
-from kvmesh.blocks.source import Registry
-from kvmesh.index.prefix_match import PrefixLookup
 
 EVENT_HASH_BYTES = 8  # of a block's hash, in the pods' events
 
@@ -43,7 +39,8 @@ class Pick(msgspec.Struct, kw_only=True, eq=False):
 
     endpoint: str
     booking: Booking
-    leg: Leg | None = None  # None: the pod computes the prompt itself, or the leg is over
+    prompts: Sequence[PromptKeys]
+    leg: Leg | None = None  # None without a prefill request, or after it
 
 
 class Picker:
@@ -64,13 +61,9 @@ class Picker:
         self._clock = clock
         self._statuses = {address: pod.report(0.0) for address, pod in pods.items()}
         self._states = dict.fromkeys(pods, LIVE)
-        telemetry = PickerTelemetry()
         self.books = books = PickerBooks(
             pods,
             policy=policy,
-            telemetry=telemetry,
-            overload=OverloadTelemetry(telemetry.registry, classes=policy.priorities.classes),
-            degradations=DegradationLog(),
             clock=clock,
         )
         self._view = PoolView(
@@ -80,7 +73,7 @@ class Picker:
             health=books.health,
             estimates=books.estimates,
             links=books.links,
-            hot=HotPrefixes(policy.hotspot),
+            hot=HotPrefixes(),
             turns=RoundRobin(),
             policy=policy,
             random=random.Random(seed).random,
@@ -99,10 +92,11 @@ class Picker:
     def pick(self, request: Request) -> Pick:
         """Choose the pod, decide where the prompt is computed, and book both."""
         now, view, books, count = self._clock(), self._view, self.books, request.prompt_tokens
-        blocks = (count - 1) // self._block_size
         keys = b"".join(digest[-EVENT_HASH_BYTES:] for digest in request.hashes[: count // self._block_size])
         prompts = (PromptKeys(keys=keys, tokens_each=self._block_size),)
-        hits = IndexHits(prompts=(self._held(request.hashes, blocks),), keys=prompts, states=self._states)
+        engines = {address: pod.scheduler for address, pod in self._pods.items()}
+        held = cached_blocks(engines, request.hashes, prompt_tokens=count)
+        hits = IndexHits(prompts=(held,), keys=prompts, states=self._states)
         query = Query(ask=Ask(prompt_tokens=count), hits=hits, prompts=prompts, estimated_tokens=count)
         snapshot, ceiling = look(view, query, now=now), self._class.ceiling
         found = choose(view, query, snapshot, ceiling=ceiling)
@@ -129,6 +123,7 @@ class Picker:
         leg = None
         if plan is not None and is_remote:
             leg = self._book_leg(plan, prompts, count)
+        books.memory.began(winner.address, prompts)
         books.memory.note(
             winner.address,
             prompts=prompts,
@@ -137,7 +132,7 @@ class Picker:
             now=now,
             indexed=winner.indexed_tokens >= prompts[0].tokens,
         )
-        return Pick(endpoint=winner.address, booking=booking, leg=leg)
+        return Pick(endpoint=winner.address, booking=booking, prompts=prompts, leg=leg)
 
     def leg_ended(self, pick: Pick, *, brought: bool) -> None:
         """End a leg's booking; a prompt that it has not brought is computed where it is decoded."""
@@ -157,6 +152,7 @@ class Picker:
     def ended(self, pick: Pick) -> None:
         """The answer is complete."""
         self.books.bookings.release(pick.booking)
+        self.books.memory.ended(pick.endpoint, pick.prompts, computed=True, now=self._clock())
 
     @property
     def _block_size(self) -> int:
@@ -187,21 +183,6 @@ class Picker:
             endpoint=first.endpoint,
             booking=self.books.book_leg(first, prompts, context_tokens=count),
             seconds=min(plan.policy.timeout_seconds, max(left, 2.0 * first.leg_seconds)),
-        )
-
-    def _held(self, hashes: Sequence[bytes], most: int) -> PrefixLookup:
-        held = {
-            address: len(blocks)
-            for address, pod in self._pods.items()
-            if (blocks := pod.scheduler.pool.cached_prefix(hashes[:most], max_blocks=most))
-        }
-        return PrefixLookup(
-            matched_blocks=held,
-            block_size=dict.fromkeys(held, self._block_size),
-            tiers={address: {"GPU": blocks} for address, blocks in held.items()},
-            endpoints={},
-            registry=Registry(version=b""),
-            indexer_alive=True,
         )
 
 

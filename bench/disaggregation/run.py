@@ -157,7 +157,7 @@ def _options() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME=JSON",
-        help="one more rule, as the policy's section `disaggregation`: --arm 'mine={\"stalled_stream_weight\": 0.2}'",
+        help="one more rule, as the policy's section `disaggregation`: --arm 'mine={\"hand_over_seconds\": 0.02}'",
     )
     parser.add_argument("--quick", action="store_true", help="short runs, for a first look")
     parser.add_argument("--out", type=Path, help="result file; default bench/results/<date>-disaggregation.json")

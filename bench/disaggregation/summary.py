@@ -7,7 +7,7 @@ import msgspec
 
 from bench.disaggregation.plan import BOTH, ESTIMATE, Plan
 from bench.disaggregation.world import World
-from extproc.load.summary import percentile
+from operate.load.summary import percentile
 
 EVEN = 0.01  # of goodput: two seeds differ by more
 

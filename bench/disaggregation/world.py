@@ -1,7 +1,7 @@
 """Clients, pods and prefill legs in virtual time: a queue of events. Nothing here waits.
 
 A request goes to its pod, or first as a leg to a prefill pod, whose blocks the decode pod then fetches over both pods'
-links, as `podsim.kv_loader` and `podsim.kv_source` do.
+links, as `podsim.kv_loader` and `podsim.kv_transfer` do.
 """
 
 import heapq

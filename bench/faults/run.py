@@ -28,14 +28,14 @@ from aiohttp import web
 from bench.faults.pod import MODEL, Pod, Replay, Way
 from bench.faults.watch import Watch
 from bench.redis_server import redis_program
-from extproc.local.ports import pick_free_port
+from operate.local.ports import pick_free_port
 
 PREFIX = b"{kv2}"
 LIMIT_SECONDS = 2.0
 SETTLE_SECONDS = 30.0
 POLL_SECONDS = 0.02
 BOTH = {"one", "two"}
-INDEXER = (sys.executable, "-m", "extproc", "indexer", "--model", MODEL)
+INDEXER = (sys.executable, "-m", "operate", "indexer", "--model", MODEL)
 
 
 class Redis:

@@ -34,7 +34,7 @@ from bench.prompts import vocabulary_words
 from bench.routing.plan import PodSettings
 from bench.routing.result_file import write_result
 from bench.routing.subject import HERE, Subject
-from extproc.load.workloads import Texts as RandomTexts
+from operate.load.workloads import Texts as RandomTexts
 from podsim.model_folder import TINY_MODEL, load_model_folder
 
 HIGH, LOW = 2.0, 0.9  # of the pods' capacity

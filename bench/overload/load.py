@@ -1,7 +1,7 @@
 """The clients, in a process of their own: `python -m bench.overload.load JOB OUTCOMES` plays a script once.
 
 Open loop: each request is sent when it is due, however busy the pods are. Clients that obey come back when a refusal's
-Retry-After says so. Writes the outcomes as JSON when all is over.
+Retry-After says so. Prints one line when the clock starts, and writes the outcomes as JSON when all is over.
 """
 
 import asyncio
@@ -16,11 +16,12 @@ import uvloop
 
 from bench.overload.refusable_http import Answer, exchange, post
 from bench.overload.script import Attempt, Job, Outcome, Request
-from extproc.load.streamed_answer import BadAnswerError
+from operate.load.streamed_answer import BadAnswerError
 
 HEAD_START_SECONDS = 0.2
 PATH = "/v1/completions"
 CLASS_HEADER = "x-gateway-inference-objective"
+MOST_RETRY_SECONDS = 15.0  # no client is patient for longer: a run takes a minute
 TENANT_HEADER = "x-gateway-inference-fairness-id"
 
 
@@ -64,7 +65,7 @@ class Clients:
         last = attempts[-1]
         if not request.obeys or not last.is_refused or len(attempts) >= self._job.most_attempts:
             return None
-        return last.retry_after
+        return None if last.retry_after is None else min(last.retry_after, MOST_RETRY_SECONDS)
 
     async def _attempt(self, request: Request) -> Attempt:
         job, answer, error = self._job, Answer(), None
@@ -139,6 +140,7 @@ def main() -> None:
 
     async def play() -> list[Outcome]:
         clients = Clients(job, ask=http(job))
+        print("began", flush=True)
         await clients.run()
         return clients.outcomes
 

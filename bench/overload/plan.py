@@ -16,7 +16,7 @@ STEADY, FLOOD = "steady", "flood"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassLoad:
-    """Requests of one class. Loads are shares of capacity, counted in prompt tokens that nobody has cached."""
+    """Requests of one class. Loads are shares of capacity, counted in uncached prompt tokens."""
 
     name: str
     ttft_limit: float  # seconds: the class's target, and what counts as in time
@@ -88,7 +88,6 @@ class Plan:
     classes: tuple[ClassLoad, ...] = CLASSES
     loads: tuple[float, ...] = (0.5, 1.0, 1.5, 2.0, 3.0)
     few_loads: tuple[float, ...] = (1.0, 3.0)  # of arms that are there for comparison
-    order_load: float = 1.5  # at which the orders of the queue are compared
     warm_seconds: float = 4.0  # of each load, not measured
     seconds: float = 14.0  # of each load, with the warm-up
     long_seconds: float = 24.0  # of the lowest and the highest load, whose p99 are compared
@@ -96,6 +95,9 @@ class Plan:
     fall_low: float = 0.5
     fall_after_seconds: float = 8.0
     fall_seconds: float = 20.0
+    bad_pod_load: float = 0.6  # 0.8 of the other pods' capacity
+    bad_pod_at_seconds: float = 5.0
+    bad_pod_seconds: float = 18.0
     obeying_share: float = 0.5  # of the clients of the sheddable class; all others obey
     most_attempts: int = 3
     patience_seconds: float = 15.0
@@ -115,6 +117,8 @@ QUICK = Plan(
     warm_seconds=2.0,
     fall_after_seconds=5.0,
     fall_seconds=12.0,
+    bad_pod_at_seconds=2.0,
+    bad_pod_seconds=9.0,
 )
 
 
@@ -130,5 +134,5 @@ def policy(**changes: Any) -> Mapping[str, Any]:
     ]
     return {
         "priorities": {"trustObjective": True, "classes": classes},
-        "load": {"overload": {"mostRetrySeconds": 15.0, **changes}},
+        "load": {"overload": changes},
     }

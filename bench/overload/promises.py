@@ -94,10 +94,7 @@ def promise_policy(*, promised: bool) -> Mapping[str, Any]:
         if promised and each.inter_token_limit is not None:
             fields["interTokenSeconds"] = each.inter_token_limit
         classes.append(fields)
-    return {
-        "priorities": {"trustObjective": True, "classes": classes},
-        "load": {"overload": {"mostRetrySeconds": 15.0}},
-    }
+    return {"priorities": {"trustObjective": True, "classes": classes}}
 
 
 def promise_arms(plan: Plan) -> dict[str, OverloadArm]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from bench.routing.streamed_http import READ_BYTES, Unchunker
-from extproc.load.streamed_answer import DONE, EVENT_END, BadAnswerError
+from operate.load.streamed_answer import DONE, EVENT_END, BadAnswerError
 
 
 class _Choice(msgspec.Struct):

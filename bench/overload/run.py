@@ -1,8 +1,9 @@
 """Overload without collapse: `python -m bench.overload.run [--arms A,B] [--quick] [--out FILE]`.
 
-Plays 0.5 to 3 times what the simulated pods can do behind kvmesh with its priorities, behind kvmesh without them, and
-behind Envoy alone; then the part with a promised inter-token time (`promises`; `--only-promise`: that alone). Prints
-tables and whether the targets are met, and writes JSON, which docs/evidence/overload-benchmark.md explains.
+Plays 0.5 to 3 times the simulated pods' capacity behind kvmesh with its priorities, behind kvmesh without them, and
+behind Envoy alone, and a load beside a pod that turns bad (`--only-bad-pod`: that alone); then the part with a promised
+inter-token time (`promises`; `--only-promise`: that alone). Prints tables and whether the targets are met, and writes
+JSON, which docs/evidence/overload-benchmark.md explains.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from bench.overload.promises import (
 )
 from bench.overload.summary import RunSummary
 from bench.overload.tables import WIDTH, tables, verdict_line
-from bench.overload.verdicts import order, verdicts
+from bench.overload.verdicts import verdicts
 from bench.prompts import vocabulary_words
 from bench.routing.arms import picker_arm
 from bench.routing.measure import Say
@@ -81,15 +82,15 @@ def main() -> None:
         for each in (bench, with_promise):
             each.directory.mkdir(parents=True, exist_ok=True)
         load_before = os.getloadavg()[0]
-        parts = [(bench, () if options.only_promise else chosen), (with_promise, promised if options.promise else ())]
+        with_promised = options.promise and not options.only_bad_pod
+        parts = [(bench, () if options.only_promise else chosen), (with_promise, promised if with_promised else ())]
         runs, promise_runs = run_to_end(_all_parts(parts), limit_seconds=plan.limit_seconds)
     rows = promise_rows(promise_runs, classes=promise_plan.classes)
-    judged, orders = [*verdicts(runs), *promise_verdicts(rows)], order(runs)
+    judged = [*verdicts(runs), *promise_verdicts(rows)]
     found = {
         "plan": asdict(plan),
         "arms": {each.arm.name: {"says": each.arm.says, "policy": each.arm.policy} for each in chosen},
         "runs": runs,
-        "order": orders,
         "verdicts": judged,
         "promise": {
             "plan": asdict(promise_plan),
@@ -101,19 +102,26 @@ def main() -> None:
     written = write_result(
         found,
         out=options.out,
-        name=options.name or ("overload-promise" if options.only_promise else "overload"),
+        name=options.name or _usual_name(options),
         began=began,
         load_before=load_before,
         subject=subject,
     )
     console = Console(width=WIDTH)
     if runs:
-        console.print(tables(runs, [], orders, capacity=plan.capacity), highlight=False)
+        console.print(tables(runs, [], capacity=plan.capacity), highlight=False)
     if promise_runs:
-        console.print(promise_table(rows), tables(promise_runs, [], [], capacity=promise_plan.capacity))
+        console.print(promise_table(rows), tables(promise_runs, [], capacity=promise_plan.capacity))
     for verdict in judged:
         console.print(verdict_line(verdict), highlight=False)
     console.print(written, highlight=False)
+
+
+def _usual_name(options: argparse.Namespace) -> str:
+    """Return a name of its own for a part: the docs' tables come from whole results."""
+    if options.only_promise:
+        return "overload-promise"
+    return "overload-bad-pod" if options.only_bad_pod else "overload"
 
 
 def _quiet(_: str) -> None:
@@ -135,11 +143,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--no-promise", dest="promise", action="store_false", help="without the part with a promised inter-token time"
     )
-    parser.add_argument("--only-promise", action="store_true", help="that part alone")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--only-promise", action="store_true", help="that part alone")
+    only.add_argument("--only-bad-pod", action="store_true", help="only the load beside a pod that turns bad")
     parser.add_argument("--kvmesh", type=Path, default=HERE, help="checkout to measure; default: this one")
     parser.add_argument("--quick", action="store_true", help="few and short runs, for a first look")
     parser.add_argument("--out", type=Path, help="result file; default bench/results/<date>-<name>.json")
-    parser.add_argument("--name", help="part of the default file name (default: overload, or overload-promise)")
+    parser.add_argument("--name", help="part of the default file name (default: overload, or overload-PART)")
     parser.add_argument("--keep", type=Path, help="new folder for logs and the outcome of every request")
     options = parser.parse_args()
     if unknown := [name for name in options.arms.split(",") if name and name not in known]:
@@ -161,7 +171,10 @@ def _arms(options: argparse.Namespace, plan: Plan, subject: Subject, *, say: Say
     chosen = [known[name] for name in options.arms.split(",") if name]
     for text in options.arm:
         name, _, document = text.partition("=")
-        chosen.append(OverloadArm(arm=picker_arm(name, policy=json.loads(document)), loads=plan.loads, falls=True))
+        tried = picker_arm(name, policy=json.loads(document))
+        chosen.append(OverloadArm(arm=tried, loads=plan.loads, falls=True, meets_bad_pod=True))
+    if options.only_bad_pod:
+        chosen = [replace(each, loads=(), falls=False) for each in chosen]
     return [_runnable(each, subject, say=say) for each in chosen]
 
 

@@ -12,7 +12,7 @@ import msgspec
 from bench.overload.own_half import own_half_tokens
 from bench.overload.plan import FLOOD, STEADY, ClassLoad
 from bench.overload.script import Attempt, Outcome
-from extproc.load.summary import percentile
+from operate.load.summary import percentile
 
 SHOWN_ERRORS = 4
 
@@ -74,7 +74,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One arm at one load."""
 
     arm: str
-    scenario: str  # steady, falling
+    scenario: str  # steady, falling, or that of a bad pod
     load: float  # of capacity; the high one where it falls
     seconds: float  # measured
     goodput: float  # work begun in time, prompt tokens a second
@@ -89,6 +89,11 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     late_p99: float = 0.0  # ms, requests that the clients sent late
     busy_cores: float = 0.0  # CPU of the whole machine
     cpu_ms: dict[str, float] = {}  # a request, by process
+
+    @property
+    def in_time_per_second(self) -> float:
+        """Requests that were due in the measured seconds and answered in time, a second."""
+        return sum(each.in_time for each in self.classes) / self.seconds
 
     def of_class(self, name: str) -> ClassSummary:
         """The class called so."""

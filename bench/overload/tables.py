@@ -15,7 +15,7 @@ WIDTH = 150
 LATE_MS = 50.0
 
 
-def tables(runs: Sequence[RunSummary], verdicts: Sequence[Verdict], order: Sequence[str], *, capacity: float) -> Group:
+def tables(runs: Sequence[RunSummary], verdicts: Sequence[Verdict], *, capacity: float) -> Group:
     """Everything that is printed."""
     names = [each.name for each in runs[0].classes]
     errors = [
@@ -33,7 +33,6 @@ def tables(runs: Sequence[RunSummary], verdicts: Sequence[Verdict], order: Seque
         _whole_table(runs, capacity=capacity),
         *errors,
         *late,
-        *(Text(line) for line in order),
         *(verdict_line(verdict) for verdict in verdicts),
     )
 
@@ -114,7 +113,8 @@ def _whole_table(runs: Sequence[RunSummary], *, capacity: float) -> Table:
 
 
 def _load(run: RunSummary) -> str:
-    return f"{run.load:g}x" if run.scenario == "steady" else f"{run.load:g}x falls"
+    shown = {"steady": "", "falling": " falls"}.get(run.scenario, f" {run.scenario}")
+    return f"{run.load:g}x{shown}"
 
 
 def verdict_line(verdict: Verdict) -> Text:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from bench.overload.arms import FIRST_COME, KVMESH
+from bench.overload.arms import KVMESH
 from bench.overload.plan import CRITICAL, FLOOD, SHEDDABLE, STEADY
 from bench.overload.summary import RunSummary
-from bench.routing.summary import Verdict
+from bench.routing.script import POD_MISSING, Way
+from bench.routing.summary import Verdict, beside_bad_pod
 
 CRITICAL_FACTOR = 2.0
 GOODPUT_SHARE = 0.95
@@ -24,27 +25,10 @@ def verdicts(runs: Sequence[RunSummary], *, arm: str = KVMESH) -> list[Verdict]:
     if steady:
         found += [_no_critical_refusal([*steady, *falling]), _quick_refusals(steady), _fair(steady[-1])]
     found += [_home(run) for run in falling]
+    goodput = {run.scenario: run.in_time_per_second for run in runs if run.arm == arm}
+    if POD_MISSING in goodput:
+        found += [beside_bad_pod(way, goodput[way], goodput[POD_MISSING], arm=arm) for way in Way if way in goodput]
     return found
-
-
-def order(runs: Sequence[RunSummary]) -> list[str]:
-    """Shortest work against first come, line by line; nothing where one of them is missing."""
-    first_come = next((run for run in runs if run.arm == FIRST_COME), None)
-    if first_come is None:
-        return []
-    shortest = next(
-        (run for run in runs if (run.arm, run.scenario, run.load) == (KVMESH, "steady", first_come.load)), None
-    )
-    if shortest is None:
-        return []
-    lines = []
-    for ours, theirs in zip(shortest.classes, first_come.classes, strict=True):
-        lines.append(
-            f"order of the queue at {first_come.load:g}x, {ours.name}: shortest work mean {ours.ttft_mean:.0f}, p50 "
-            f"{ours.ttft_p50:.0f}, p95 {ours.ttft_p95:.0f} ms, {ours.in_time} of {ours.requests} in time; first come "
-            f"mean {theirs.ttft_mean:.0f}, p50 {theirs.ttft_p50:.0f}, p95 {theirs.ttft_p95:.0f} ms, {theirs.in_time}"
-        )
-    return lines
 
 
 def _critical_latency(low: RunSummary, high: RunSummary) -> Verdict:

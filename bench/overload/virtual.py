@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from bench.overload.arms import FIRST_COME, KVMESH, LEAST_REQUEST, OFF, OverloadArm, arms
+from bench.overload.arms import KVMESH, LEAST_REQUEST, OFF, OverloadArm, arms
 from bench.overload.load import Ask, Clients
 from bench.overload.measure import Scenario, scenarios
 from bench.overload.plan import QUICK, STANDARD, Plan, policy
@@ -37,18 +37,18 @@ from bench.overload.refusable_http import Answer
 from bench.overload.script import Job, Outcome, Request
 from bench.overload.summary import RunSummary, summarise
 from bench.overload.tables import WIDTH, tables
-from bench.overload.verdicts import order, verdicts
+from bench.overload.verdicts import verdicts
 from bench.overload.virtual_picker import VirtualPicker
 from bench.overload.virtual_pods import MODEL, Texts, VirtualPods
 from bench.prompts import vocabulary_words
 from bench.routing.arms import picker_arm
+from bench.virtual_loop import run
 from extproc.policy.inference_policy import read_policy_file
 from extproc.policy.merged_policy import pick_policy
-from extproc.replay_log.virtual_loop import run
 from podsim.model_folder import TINY_MODEL, load_model_folder
 
 BETWEEN_SECONDS = 6.0  # of two loads: the picker forgets what it has just sent where
-ARMS = (KVMESH, FIRST_COME, OFF, LEAST_REQUEST)
+ARMS = (KVMESH, OFF, LEAST_REQUEST)
 
 
 def play(
@@ -161,7 +161,7 @@ def main() -> None:
             runs += play(played, each.arm.policy, name=each.arm.name, plan=seeded, texts=texts, seed=seed)
         if options.promise:
             rows = promise_rows(runs, classes=plan.classes)
-            console.print(promise_table(rows), tables(runs, promise_verdicts(rows), [], capacity=plan.capacity))
+            console.print(promise_table(rows), tables(runs, promise_verdicts(rows), capacity=plan.capacity))
             continue
         judged = [
             msgspec.structs.replace(verdict, target=f"{each.arm.name}: {verdict.target}")
@@ -169,7 +169,7 @@ def main() -> None:
             if each.falls
             for verdict in verdicts(runs, arm=each.arm.name)
         ]
-        console.print(tables(runs, judged, order(runs), capacity=plan.capacity), highlight=False)
+        console.print(tables(runs, judged, capacity=plan.capacity), highlight=False)
         console.print(f"seed {seeded.seed}: {time.monotonic() - began:.0f} s\n", highlight=False)
 
 

@@ -1,7 +1,4 @@
-"""The picker itself in virtual time: the path of `extproc.pick`, on inputs that are never late.
-
-Put together as for `kvmesh policy simulate` (`extproc.replay_log.virtual_pool`).
-"""
+"""The picker itself in virtual time: the path of `extproc.pick`, on inputs that are never late."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +7,7 @@ from bench.overload.load import PATH, TENANT_HEADER, body_of
 from bench.overload.refusable_http import Answer
 from bench.overload.script import Request
 from bench.overload.virtual_pods import MODEL, Texts, VirtualPods
+from bench.overload.virtual_pool import VirtualPool
 from bench.routing.one_cache import BLOCK_TOKENS, block_keys
 from extproc.errors import PickError
 from extproc.ext_proc.exchange import RequestFacts
@@ -17,11 +15,8 @@ from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pick import pick
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptKeys
-from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
-from extproc.replay_log.virtual_pool import VirtualPool
+from extproc.prompts.tokenized_prompt import PromptTokens, TokenizedPrompt
 from extproc.requests.request import InferenceRequest
-from kvmesh.blocks.source import Registry
-from kvmesh.index.prefix_match import PrefixLookup
 
 REQUEST_NUMBER = "x-request-number"
 TOKEN_BYTES = 4
@@ -36,7 +31,7 @@ class VirtualPicker:
             list(pods.pods),
             endpoints=pods,
             prompts=_Tokens(pods.texts),
-            index=lambda _: _Caches(pods),
+            index=_Caches(pods),
             policy=policy,
             models=ModelTable(served=(ServedModel(name=MODEL, tokens_from=TokensFrom.RENDER),)),
             clock=pods.clock,
@@ -87,15 +82,7 @@ class _Caches:
     async def lookup(self, prompts: Sequence[TokenizedPrompt], **_: Any) -> IndexHits:
         (prompt,) = prompts
         tokens = list(memoryview(prompt.tokens).cast("I"))
-        held, keys = self._pods.cached_blocks(tokens), block_keys(tokens)
-        hits = PrefixLookup(
-            matched_blocks=held,
-            block_size=dict.fromkeys(held, BLOCK_TOKENS),
-            tiers={address: {"GPU": blocks} for address, blocks in held.items()},
-            endpoints={},
-            registry=Registry(version=b""),
-            indexer_alive=True,
-        )
+        hits, keys = self._pods.cached_blocks(tokens), block_keys(tokens)
         packed = b"".join(key.to_bytes(8, "little") for key in keys)
         return IndexHits(
             prompts=(hits,), keys=(PromptKeys(keys=packed, tokens_each=BLOCK_TOKENS),), states=self._states

@@ -10,10 +10,12 @@ from typing import Any
 
 from bench.overload.refusable_http import Answer
 from bench.overload.script import Request
+from bench.perfect_index import cached_blocks
 from bench.routing.one_cache import BLOCK_TOKENS
 from bench.routing.plan import PodSettings
 from extproc.pods.endpoint import EndpointStatus, EndpointTrend, Reachability
-from extproc.pods.endpoint_samples import TrendWatch
+from extproc.pods.scrape_target import TrendWatch
+from kvmesh.index.prefix_match import PrefixLookup
 from kvmesh.pods.engine_metrics import parse_load
 from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import EndpointLoad
@@ -98,16 +100,12 @@ class VirtualPods:
         """Implements `extproc.choosing.choose.Endpoints`."""
         return list(self.statuses.values())
 
-    def cached_blocks(self, tokens: Sequence[int]) -> dict[str, int]:
-        """The leading blocks of a prompt that each pod holds; pods that hold none are left out."""
+    def cached_blocks(self, tokens: Sequence[int]) -> PrefixLookup:
+        """The leading blocks of a prompt that each pod holds."""
         hashes: list[bytes] = []
         extend_chain(hashes, list(tokens), block_size=BLOCK_TOKENS, tokens=len(tokens))
-        most = (len(tokens) - 1) // BLOCK_TOKENS
-        return {
-            address: len(blocks)
-            for address, pod in self.pods.items()
-            if (blocks := pod.scheduler.pool.cached_prefix(hashes, max_blocks=most))
-        }
+        engines = {address: pod.scheduler for address, pod in self.pods.items()}
+        return cached_blocks(engines, hashes, prompt_tokens=len(tokens))
 
     async def answer(self, address: str, request: Request, answer: Answer, *, responded: Callable[[], None]) -> None:
         """Have a pod answer; `responded` is called when its headers come, which is before the first token."""

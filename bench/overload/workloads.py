@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.overload.plan import FLOOD, LOWEST_LOAD, SHEDDABLE, STEADY, ClassLoad, Plan
 from bench.overload.script import Request
-from extproc.load.workloads import Texts
+from operate.load.workloads import Texts
 
 GOLDEN = 0.6180339887498949  # steps of it fill 0..1 evenly
 
@@ -28,6 +28,11 @@ def falling_load(plan: Plan, *, words: Sequence[str]) -> tuple[Request, ...]:
             *_phase(plan, plan.fall_low, begins=falls, ends=ends, words=words),
         ]
     )
+
+
+def load_beside_bad_pod(plan: Plan, *, words: Sequence[str]) -> tuple[Request, ...]:
+    """A load that the other pods can serve."""
+    return _numbered(_phase(plan, plan.bad_pod_load, begins=0.0, ends=plan.bad_pod_seconds, words=words))
 
 
 def mean_tokens(each: ClassLoad) -> float:

@@ -57,7 +57,7 @@ ARMS: dict[str, Arm] = {
         _plain("least-request", "Envoy, LEAST_REQUEST", "least_request", "least_request.v3.LeastRequest"),
         picker_arm("kvmesh", says="kvmesh as it comes"),
         *(
-            picker_arm(f"kvmesh:{strategy}", "--strategy", strategy, says=f"strategy {strategy}")
+            picker_arm(f"kvmesh:{strategy}", policy={"scoring": {"strategy": strategy}}, says=f"strategy {strategy}")
             for strategy in STRATEGIES
         ),
         _peer(LLM_D_GUIDE),

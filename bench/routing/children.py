@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from extproc.local.errors import NotReadyError
-from extproc.local.processes import Condition, wait_until_ready
+from operate.local.errors import NotReadyError
+from operate.local.processes import Condition, wait_until_ready
 
 READY_SECONDS = 60.0
 GRACE_SECONDS = 4.0

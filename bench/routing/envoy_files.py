@@ -6,7 +6,7 @@ Called by `stack`. Plain arms differ in two places only: no ext_proc filter, and
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extproc.local.envoy_config import GATEWAY_LISTENER, PICKER_CLUSTER, PODS_CLUSTER, SocketAddress, fill_in, named
+from operate.local.envoy_config import GATEWAY_LISTENER, PICKER_CLUSTER, PODS_CLUSTER, SocketAddress, fill_in, named
 
 
 def with_pickers(

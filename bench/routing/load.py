@@ -15,10 +15,10 @@ import uvloop
 
 from bench.routing.script import Job
 from bench.routing.streamed_http import exchange, post
-from extproc.load.clients import Ask, Clients
-from extproc.load.request_body import CHAT_PATH, COMPLETION_PATH, Message
-from extproc.load.script import Record, Session, Turn
-from extproc.load.streamed_answer import StreamedAnswer
+from operate.load.clients import Ask, Clients
+from operate.load.request_body import CHAT_PATH, COMPLETION_PATH, Message
+from operate.load.script import Record, Session, Turn
+from operate.load.streamed_answer import StreamedAnswer
 
 
 def http(job: Job) -> Ask:

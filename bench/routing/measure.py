@@ -14,13 +14,15 @@ from bench.cpu_time import process_cpu_ms
 from bench.routing import pod_counters
 from bench.routing.arms import Arm, Kind
 from bench.routing.one_cache import one_cache
-from bench.routing.plan import Plan
+from bench.routing.plan import Plan, PodSettings
 from bench.routing.pod_counters import PodCounts
-from bench.routing.script import Job, PodRestart, Workload
+from bench.routing.script import BadPod, Job, PodRestart, Workload
 from bench.routing.stack import MODEL, Stack, running_arm
 from bench.routing.subject import HERE, Subject
 from bench.routing.summary import RunSummary, summarise
-from extproc.load.script import Record
+from bench.routing.turning_pod import TURN_PATH
+from operate.load.clients import HEAD_START_SECONDS
+from operate.load.script import Record
 from podsim.model_folder import ModelFolder
 
 Say = Callable[[str], None]
@@ -42,22 +44,22 @@ class Bench:
 async def measure_arm(bench: Bench, arm: Arm, workloads: Sequence[Workload]) -> list[RunSummary]:
     """Every workload on fresh pods and a fresh router, or on emptied ones where only the workload changes."""
     summaries: list[RunSummary] = []
-    # one Envoy is all that a plain arm has
-    replicas = {workload.name: 1 if arm.kind is Kind.PLAIN else workload.routers for workload in workloads}
-    for routers in sorted(set(replicas.values())):
-        directory = bench.directory / f"{arm.name}-{routers}".replace(":", "-")
+    stacks: dict[tuple[int, PodSettings, BadPod | None], list[Workload]] = {}
+    for workload in workloads:
+        routers = 1 if arm.kind is Kind.PLAIN else workload.routers  # one Envoy is all that a plain arm has
+        key = (routers, bench.plan.pods_of(workload.name), workload.bad_pod)
+        stacks.setdefault(key, []).append(workload)
+    for (routers, settings, _), played in stacks.items():
+        directory = bench.directory / f"{arm.name}-{played[0].name}".replace(":", "-")
         directory.mkdir()
         async with (
-            running_arm(
-                arm, subject=bench.subject, settings=bench.plan.pods, routers=routers, directory=directory
-            ) as stack,
+            running_arm(arm, subject=bench.subject, settings=settings, routers=routers, directory=directory) as stack,
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as http,
         ):
-            for workload in workloads:
-                if replicas[workload.name] == routers:
-                    bench.say(f"{arm.name}: {workload.title}")
-                    await pod_counters.empty_caches(http, stack.pods)
-                    summaries.append(await _run(bench, arm, workload, stack=stack, http=http, directory=directory))
+            for workload in played:
+                bench.say(f"{arm.name}: {workload.title}")
+                await pod_counters.empty_caches(http, stack.pods)
+                summaries.append(await _run(bench, arm, workload, stack=stack, http=http, directory=directory))
     return summaries
 
 
@@ -108,6 +110,9 @@ async def _play(
             await process.stdout.readline()
             for restart in workload.restarts:
                 tasks.create_task(_restart(restart, stack=stack, counters=counters), name=f"restart {restart.pod}")
+            if workload.bad_pod is not None:
+                turn = turn_bad(workload.bad_pod, stack=stack, http=counters.http, head_start=HEAD_START_SECONDS)
+                tasks.create_task(turn, name="turn bad")
             if await process.wait():
                 raise SystemExit("the load generator failed; its message is above")
     finally:
@@ -140,6 +145,13 @@ async def _restart(restart: PodRestart, *, stack: Stack, counters: _Counters) ->
     await asyncio.sleep(restart.at)
     await counters.keep(restart.pod)
     await stack.restart_pod(restart.pod, after_seconds=restart.back_after)
+
+
+async def turn_bad(bad: BadPod, *, stack: Stack, http: aiohttp.ClientSession, head_start: float) -> None:
+    """Let a pod turn bad in time; `head_start`: seconds until the clients' clock is at 0."""
+    await asyncio.sleep(head_start + bad.at)
+    async with http.post(f"http://{stack.pods[bad.pod]}{TURN_PATH}", params={"way": bad.way.value}) as response:
+        response.raise_for_status()
 
 
 def _cpu_ms(stack: Stack) -> dict[tuple[str, int], float]:

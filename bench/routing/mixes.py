@@ -4,18 +4,18 @@ A real run would need more cores than the wide ones' pods leave; virtual time ne
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 
 from bench.routing.plan import Plan, PodSettings
-from bench.routing.script import Workload
+from bench.routing.script import POD_MISSING, Way, Workload
 from bench.routing.workloads import WORKLOADS, build, multi_round_qa, read_trace
-from extproc.load.script import Session, Turn
-from extproc.load.trace import TraceRow, trace_sessions
-from extproc.load.workloads import QaSize, Texts, irregular
+from operate.load.script import Session, Turn
+from operate.load.trace import TraceRow, trace_sessions
+from operate.load.workloads import QaSize, Texts, irregular
 
 EIGHT_PODS = PodSettings(pods=8)
 SLOW_PODS = PodSettings(pods=8, kv_blocks=8192, prefill_tokens_per_second=8000)
@@ -35,7 +35,7 @@ class Mix:
 def mix(name: str, plan: Plan, *, words: Sequence[str]) -> Mix:
     """The mix called `name`, one of MIXES."""
     if name in WORKLOADS:
-        return Mix(workload=build(name, plan, words=words), pods=plan.pods)
+        return Mix(workload=build(name, plan, words=words), pods=plan.pods_of(name))
     made, pods = WIDE[name]
     workload = made(plan, Texts(words, seed=f"{plan.seed} {name}"))
     return Mix(workload=msgspec.structs.replace(workload, name=name), pods=pods)
@@ -49,29 +49,6 @@ def quiet_qa(plan: Plan, texts: Texts, *, rate: float) -> Workload:
     # users think for 1 to 5 s
     sessions = tuple(irregular(each, rng, most_seconds=2.0) for each in regular.sessions)
     return msgspec.structs.replace(regular, sessions=sessions, measured_from=WARM_SECONDS)
-
-
-def long_prompts(plan: Plan, texts: Texts) -> Workload:
-    """New documents of 4,000 to 12,000 tokens, each asked about four times."""
-    rng = random.Random(f"{plan.seed} long")
-    return Workload(
-        name="long",
-        title="documents of 4,000 to 12,000 tokens",
-        sessions=tuple(_documents(rng, texts, documents_a_second=4.0)),
-        measured_from=2.0,
-    )
-
-
-def _documents(rng: random.Random, texts: Texts, *, documents_a_second: float) -> Iterator[Session]:
-    due, number = rng.expovariate(documents_a_second), 0
-    while due < SECONDS:
-        dues = [due + turn * rng.uniform(1.0, 3.0) for turn in range(4)]
-        yield Session(
-            name=f"document-{number}",
-            system=texts.draw(rng.randint(4000, 12_000)),
-            turns=tuple(Turn(due=at, text=texts.draw(40), answer_tokens=32) for at in sorted(dues)),
-        )
-        due, number = due + rng.expovariate(documents_a_second), number + 1
 
 
 def groups(plan: Plan, texts: Texts) -> Workload:
@@ -119,9 +96,8 @@ def _moved(rows: Sequence[TraceRow], rng: random.Random) -> list[TraceRow]:
 WIDE: Mapping[str, tuple[Callable[[Plan, Texts], Workload], PodSettings]] = {
     "qa-10": (partial(quiet_qa, rate=10.0), SLOW_PODS),
     "qa-25": (partial(quiet_qa, rate=25.0), SLOW_PODS),
-    "long": (long_prompts, SLOW_PODS),
     "groups": (groups, EIGHT_PODS),
     "trace-x3": (partial(dense_trace, copies=3), EIGHT_PODS),
     "trace-x5": (partial(dense_trace, copies=5), EIGHT_PODS),
 }
-MIXES = (*WORKLOADS, *WIDE)
+MIXES = (*(name for name in WORKLOADS if name not in (POD_MISSING, *Way)), *WIDE)  # bad pods are real ones

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from extproc.load.script import Record, Session
+from operate.load.script import Record, Session
 from podsim.model_folder import ModelFolder
 from podsim.prompts import chat_token_ids, completion_token_ids
 from podsim.wire.openai_requests import ChatRequest

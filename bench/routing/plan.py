@@ -4,10 +4,11 @@
 router and clients; docs/evidence/routing-benchmark.md says which ratios are kept.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from extproc.load.trace import TraceSize
-from extproc.load.workloads import BurstSize, QaSize
+from bench.routing.script import POD_MISSING
+from operate.load.trace import TraceSize
+from operate.load.workloads import BurstSize, QaSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +68,33 @@ class Plan:
     churn_pickers: int = 3
     churn_kill_at_seconds: float = 4.0
     churn_back_after_seconds: float = 1.0
+    long_documents: int = 85
+    long_rate: float = 3.0  # new documents/s
+    long_pods: PodSettings = field(
+        default_factory=lambda: PodSettings(pods=8, kv_blocks=4096, prefill_tokens_per_second=8000)
+    )
+    bad_pod: QaSize = field(default_factory=lambda: QaSize(users=24))  # they fit into the caches of the other pods
+    bad_pod_rate: float = 16.0
+    bad_pod_seconds: float = 15.0
+    bad_pod_at_seconds: float = 4.0
     request_seconds: float = 20.0  # a request that takes longer has failed
-    limit_seconds: float = 900.0  # start to end
+    limit_seconds: float = 2100.0  # start to end
+
+    def pods_of(self, workload: str) -> PodSettings:
+        """What the workload is played on."""
+        if workload == POD_MISSING:
+            return replace(self.pods, pods=self.pods.pods - 1)
+        return self.long_pods if workload == "long" else self.pods
 
 
 STANDARD = Plan()
-QUICK = Plan(qa_seconds=4, uniform_seconds=2, trace_seconds=3, churn_seconds=4, churn_kill_at_seconds=1.5)
+QUICK = Plan(
+    qa_seconds=4,
+    uniform_seconds=2,
+    trace_seconds=3,
+    churn_seconds=4,
+    churn_kill_at_seconds=1.5,
+    long_documents=12,
+    bad_pod_seconds=8,
+    bad_pod_at_seconds=2,
+)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from extproc.local.envoy_config import SocketAddress
+from operate.local.envoy_config import SocketAddress
 
 IDLE_SECONDS = 30.0
 POLL_SECONDS = 0.05

@@ -78,7 +78,7 @@ def _options() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME=FLAGS",
-        help="one more arm: kvmesh extproc with these flags, as --arm 'mine=--weights prefix=5,queue-depth=1'",
+        help="one more arm: kvmesh extproc with these flags, as --arm 'mine=--policy mine.yaml'",
     )
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="default: %(default)s")
     parser.add_argument("--kvmesh", type=Path, default=HERE, help="checkout to measure; default: this one")

@@ -15,10 +15,9 @@ from bench.routing.envoy_files import with_pickers, without_picker
 from bench.routing.peers import peers_folder
 from bench.routing.plan import PodSettings
 from bench.routing.subject import HERE, Subject
-from extproc.local.envoy_config import SocketAddress
-from extproc.local.ports import pick_free_port
-from extproc.local.processes import GrpcReady, HttpReady, RedisReady, find_envoy
-from kvmesh.redis.address import RedisAccess
+from operate.local.envoy_config import SocketAddress
+from operate.local.ports import pick_free_port
+from operate.local.processes import GrpcReady, HttpReady, RedisReady, find_envoy
 from podsim.model_folder import TINY_MODEL
 
 HOST = "127.0.0.1"
@@ -160,7 +159,7 @@ class _Starting:
         socket = self.directory / "redis.sock"
         flags = ("--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(self.directory))
         await self.children.start("redis", (str(redis_program()), *flags))
-        await self.children.until_ready("redis", RedisReady(access=RedisAccess(url=f"unix://{socket}")))
+        await self.children.until_ready("redis", RedisReady(url=f"unix://{socket}"))
         return socket
 
     async def _peer(self, number: int) -> SocketAddress:

@@ -7,7 +7,7 @@ import asyncio
 import time
 from contextlib import suppress
 
-from extproc.load.streamed_answer import BadAnswerError, StreamedAnswer
+from operate.load.streamed_answer import BadAnswerError, StreamedAnswer
 
 READ_BYTES = 1 << 16
 LARGEST_HEAD_BYTES = 1 << 16

@@ -34,7 +34,8 @@ class Subject:
 
     def command(self, *words: str) -> tuple[str, ...]:
         """A `kvmesh` command line; to be run in the checkout."""
-        return (self.python, "-m", "extproc", *words)
+        module = "operate" if (self.checkout / "operate").exists() else "extproc"  # where the commands were once
+        return (self.python, "-m", module, *words)
 
     @cached_property
     def help_text(self) -> str:

@@ -12,13 +12,16 @@ import msgspec
 
 from bench.routing.one_cache import OneCacheHits
 from bench.routing.pod_counters import PodCounts
-from extproc.load.script import Record
-from extproc.load.summary import percentile
+from bench.routing.script import POD_MISSING, TURN_SECONDS, Way
+from operate.load.script import Record
+from operate.load.summary import percentile
 
 SHOWN_ERRORS = 3
 UNIFORM_TOLERANCE = 1.05  # two runs of one arm differ by as much
 TTFT_FACTOR = 3.0
 HIT_SHARE = 0.95
+BAD_POD_GOODPUT = 0.95  # of the same pods' without the bad one
+LONG_HIT_RATE = 0.70  # of the 0.75 that four questions of a document can hit
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,9 +149,28 @@ def verdicts(runs: Sequence[RunSummary], *, arm: str, baseline: str = "round-rob
     if both := pair("qa-x2", "qa"):
         found.append(_twice_the_rate(*both))
     found += [_hit_share(run) for name in ("qa", "qa-x2") if (run := by_key.get((arm, name)))]
+    if long := by_key.get((arm, "long")):
+        found.append(_long_hit_rate(long))
     if both := pair("uniform", "uniform"):
         found.append(_no_worse(*both))
+    if alone := by_key.get((arm, POD_MISSING)):
+        found += [
+            beside_bad_pod(way, run.goodput_per_second, alone.goodput_per_second, arm=arm)
+            for way in Way
+            if (run := by_key.get((arm, way)))
+        ]
     return found
+
+
+def beside_bad_pod(way: Way, goodput: float, alone: float, *, arm: str) -> Verdict:
+    """Judge the goodput, in requests/s, beside a pod that has turned bad, by that of the other pods alone."""
+    share = goodput / alone if alone else float("nan")
+    return Verdict(
+        arm=arm,
+        target=f"{way}: goodput after {TURN_SECONDS:g} s at least {BAD_POD_GOODPUT:.0%} of that without the pod",
+        measured=f"{share:.1%} ({goodput:.1f} of {alone:.1f} requests/s)",
+        met=share >= BAD_POD_GOODPUT,
+    )
 
 
 def _mean_ttft(ours: RunSummary, theirs: RunSummary) -> Verdict:
@@ -176,6 +198,15 @@ def _hit_share(run: RunSummary) -> Verdict:
         target=f"{run.workload}: hit rate at least {HIT_SHARE:.0%} of one unlimited cache",
         measured=f"{run.hit_share:.1%} ({run.hit_rate:.3f} of {run.one_cache_hit_rate:.3f})",
         met=run.hit_share >= HIT_SHARE,
+    )
+
+
+def _long_hit_rate(run: RunSummary) -> Verdict:
+    return Verdict(
+        arm=run.arm,
+        target=f"long documents, four questions each: hit rate at least {LONG_HIT_RATE:.2f}",
+        measured=f"{run.hit_rate:.3f}",
+        met=run.hit_rate >= LONG_HIT_RATE,
     )
 
 

@@ -29,10 +29,10 @@ from bench.routing.virtual_guide import GuideRouter
 from bench.routing.virtual_picker import Picker
 from bench.routing.virtual_pod import Pod
 from bench.routing.virtual_world import RoundRobin, Router, World
-from extproc.load.workloads import Texts
 from extproc.policy.inference_policy import read_policy_file
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.values import PickPolicy
+from operate.load.workloads import Texts
 from podsim.model_folder import TINY_MODEL, ModelFolder, load_model_folder
 
 Routers = Callable[[Sequence[Pod], int, int], Sequence[Router]]

@@ -1,17 +1,19 @@
 """The picker's own decision as a router in virtual time: `look` and `choose`, as `extproc.pick` calls them.
 
-The index is never late, and the replicas hear of each other at once.
+The index is never late, and the replicas hear of each other at once. A request waits where no pod has room for its
+class; `World` has the queue.
 """
 
 import random
 import struct
 from collections.abc import Mapping, Sequence
 
+from bench.perfect_index import cached_blocks
 from bench.routing.one_cache import BLOCK_TOKENS, block_keys
 from bench.routing.virtual_pod import Pod
 from bench.routing.virtual_world import Arrival
 from extproc.choosing.choose import Choice, PoolView, Query, RoundRobin, choose, look
-from extproc.choosing.health import EndpointHealth
+from extproc.choosing.endpoint_health import EndpointHealth
 from extproc.choosing.hot_prefixes import HotPrefixes
 from extproc.pods.endpoint import Ask, EndpointStatus
 from extproc.pods.endpoint_samples import restarted
@@ -21,9 +23,7 @@ from extproc.pods.link_estimate import LinkEstimates
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptKeys
 from extproc.prefixes.routing_memory import RoutingMemory
-from extproc.replicas.shared_load import EndpointBookings, SharedView
-from kvmesh.blocks.source import Registry
-from kvmesh.index.prefix_match import PrefixLookup
+from extproc.shared.shared_load import EndpointBookings, SharedView
 
 
 class Picker:
@@ -38,6 +38,7 @@ class Picker:
         self.learned_adapters: Mapping[str, str] = {}
         self._estimates = LatencyEstimates(tokens_per_second=policy.prefill_tokens_per_second)
         self._memory = RoutingMemory(policy)
+        self._prompts: dict[Booking, Sequence[PromptKeys]] = {}
         self._view = PoolView(
             endpoints=self,
             bookings=self.bookings,
@@ -45,32 +46,26 @@ class Picker:
             health=EndpointHealth(policy.health),
             estimates=self._estimates,
             links=LinkEstimates(),
-            hot=HotPrefixes(policy.hotspot),
+            hot=HotPrefixes(),
             turns=RoundRobin(),
             policy=policy,
             random=random.Random(seed).random,
         )
+        overload, classes = policy.priorities.overload, policy.priorities.classes
+        self._ceiling = classes[policy.priorities.default_class].ceiling if overload.enabled else None
         self.others: Sequence[Picker] = ()  # the other replicas, as Redis would tell of them
 
     def snapshot(self, *, now: float) -> Sequence[EndpointStatus]:  # noqa: ARG002 - a port
         """Return the pods as they were scraped last."""
         return self._statuses
 
-    def pick(self, arrival: Arrival, *, now: float) -> tuple[int, Booking]:
-        """Choose as if there were room everywhere, and book."""
+    def pick(self, arrival: Arrival, *, now: float) -> tuple[int, Booking] | None:
+        """Choose and book where a pod has room."""
         view, count = self._view, len(arrival.tokens)
-        keys = block_keys(arrival.tokens)
-        prompts = (PromptKeys(keys=struct.pack(f"<{len(keys)}Q", *keys), tokens_each=BLOCK_TOKENS),)
-        query = Query(
-            ask=Ask(prompt_tokens=count),
-            hits=IndexHits(
-                prompts=(self._held(arrival.hashes, count),), keys=prompts, states=self._states, view=self._shared(now)
-            ),
-            prompts=prompts,
-            estimated_tokens=count,
-        )
-        found = choose(view, query, look(view, query, now=now), ceiling=None)
-        assert isinstance(found, Choice), "without a ceiling there is always a choice"
+        query = self._query(arrival, now)
+        found = choose(view, query, look(view, query, now=now), ceiling=self._ceiling)
+        if not isinstance(found, Choice):
+            return None
         decision = found.decision
         winner = decision.endpoints[0]
         view.turns.count(None)
@@ -78,22 +73,28 @@ class Picker:
             view.hot.note(found.warm_wait, endpoint=winner, now=now)
         view.memory.note(
             winner,
-            prompts=prompts,
+            prompts=query.prompts,
             session=None,
             adapter=None,
             now=now,
-            indexed=decision.winner.indexed_tokens >= len(keys) * BLOCK_TOKENS,
+            indexed=decision.winner.indexed_tokens >= count // BLOCK_TOKENS * BLOCK_TOKENS,
         )
+        view.memory.began(winner, query.prompts)
         uncached = max(0, count - decision.matched_tokens)
-        return self._numbers[winner], self.bookings.book(
-            winner, now=now, uncached_tokens=uncached, context_tokens=count
-        )
+        booking = self.bookings.book(winner, now=now, uncached_tokens=uncached, context_tokens=count)
+        self._prompts[booking] = query.prompts
+        return self._numbers[winner], booking
+
+    def tokens_to_compute(self, arrival: Arrival, *, now: float) -> int:
+        """Tokens of a prompt that the warmest pod lacks."""
+        return look(self._view, self._query(arrival, now), now=now).uncached_tokens
 
     def answered(self, ticket: Booking) -> None:
         """Of streams the picker sees no first piece."""
 
-    def ended(self, ticket: Booking) -> None:
+    def ended(self, ticket: Booking, *, now: float) -> None:
         self.bookings.release(ticket)
+        self._memory.ended(ticket.endpoint, self._prompts.pop(ticket), computed=True, now=now)
 
     def scraped(self, statuses: Sequence[EndpointStatus], *, now: float) -> None:
         """Take the reports as `extproc.pools.picker_books` does."""
@@ -113,20 +114,16 @@ class Picker:
             if rate is not None:
                 self.bookings.prefill_rate(endpoint, tokens_per_second=rate, now=now)
 
-    def _held(self, hashes: Sequence[bytes], count: int) -> PrefixLookup:
-        most = (count - 1) // BLOCK_TOKENS
-        held = {
-            pod.address: len(blocks)
-            for pod in self._pods
-            if (blocks := pod.scheduler.pool.cached_prefix(list(hashes), max_blocks=most))
-        }
-        return PrefixLookup(
-            matched_blocks=held,
-            block_size=dict.fromkeys(held, BLOCK_TOKENS),
-            tiers={address: {"GPU": blocks} for address, blocks in held.items()},
-            endpoints={},
-            registry=Registry(version=b""),
-            indexer_alive=True,
+    def _query(self, arrival: Arrival, now: float) -> Query:
+        count, keys = len(arrival.tokens), block_keys(arrival.tokens)
+        engines = {pod.address: pod.scheduler for pod in self._pods}  # of now: a pod that restarts has another
+        held = cached_blocks(engines, arrival.hashes, prompt_tokens=count)
+        prompts = (PromptKeys(keys=struct.pack(f"<{len(keys)}Q", *keys), tokens_each=BLOCK_TOKENS),)
+        return Query(
+            ask=Ask(prompt_tokens=count),
+            hits=IndexHits(prompts=(held,), keys=prompts, states=self._states, view=self._shared(now)),
+            prompts=prompts,
+            estimated_tokens=count,
         )
 
     def _shared(self, now: float) -> SharedView:

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from bench.routing.one_cache import BLOCK_TOKENS, prompt_tokens
 from bench.routing.script import Workload
 from bench.routing.virtual_pod import Pod
-from extproc.load.script import Record, Session
-from extproc.load.workloads import Texts
 from extproc.pods.endpoint import EndpointStatus
+from operate.load.script import Record, Session
+from operate.load.workloads import Texts
 from podsim.core.block_hash import extend_chain
 from podsim.core.scheduler import Generation, State, Step
 from podsim.model_folder import ModelFolder
@@ -35,13 +35,16 @@ class Arrival:
 class Router(Protocol):
     """What spreads the load."""
 
-    def pick(self, arrival: Arrival, *, now: float) -> tuple[int, Any]:
-        """The pod's number, and what `ended` gets back."""
+    def pick(self, arrival: Arrival, *, now: float) -> tuple[int, Any] | None:
+        """The pod's number, and what `ended` gets back; None: the request waits for room."""
+
+    def tokens_to_compute(self, arrival: Arrival, *, now: float) -> int:
+        """Of those that wait, the request with the fewest goes first."""
 
     def answered(self, ticket: Any) -> None:
         """The first piece of the answer has passed."""
 
-    def ended(self, ticket: Any) -> None:
+    def ended(self, ticket: Any, *, now: float) -> None:
         """The request is over."""
 
     def scraped(self, statuses: Sequence[EndpointStatus], *, now: float) -> None:
@@ -57,22 +60,30 @@ class RoundRobin:
     def pick(self, arrival: Arrival, *, now: float) -> tuple[int, Any]:  # noqa: ARG002
         return next(self._turns), None
 
+    def tokens_to_compute(self, arrival: Arrival, *, now: float) -> int:  # noqa: ARG002
+        return 0
+
     def answered(self, ticket: Any) -> None: ...
 
-    def ended(self, ticket: Any) -> None: ...
+    def ended(self, ticket: Any, *, now: float) -> None: ...
 
     def scraped(self, statuses: Sequence[EndpointStatus], *, now: float) -> None: ...
 
 
-@dataclass(slots=True, kw_only=True)
-class _UnderWay:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
     session: Session
     turn: int
-    ready: float
-    sent: float
-    prompt: Sequence[int]
-    pod: int
+    at: float
+    arrival: Arrival
+    answer: str
     router: Router
+
+
+@dataclass(slots=True, kw_only=True)
+class _UnderWay:
+    asked: _Asked
+    pod: int
     ticket: Any
     first: float | None = None
 
@@ -93,7 +104,11 @@ class World:
     _turn: "itertools.count[int]" = field(default_factory=itertools.count)
     _open: dict[Generation, _UnderWay] = field(default_factory=dict)
     _chats: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    _waiting: list[list[tuple[int, int, _Asked]]] = field(init=False)  # a heap for each router
     _left: int = 0
+
+    def __post_init__(self) -> None:
+        self._waiting = [[] for _ in self.routers]
 
     def run(self) -> None:
         """Play until every request has been answered."""
@@ -117,6 +132,7 @@ class World:
         statuses = [pod.report(now) for pod in self.pods]
         for router in self.routers:
             router.scraped(statuses, now=now)
+        self._serve(now)
         self._at(now + SCRAPE_SECONDS, self._scrape)
 
     def _send(self, session: Session, number: int, now: float) -> None:
@@ -127,27 +143,55 @@ class World:
         self._chats[session.name] = [*messages, {"role": "assistant", "content": answer}]
         hashes: list[bytes] = []
         extend_chain(hashes, prompt, block_size=BLOCK_TOKENS, tokens=len(prompt))
-        router = self.routers[next(self._turn) % len(self.routers)]
-        pod, ticket = router.pick(Arrival(tokens=prompt, hashes=hashes, answer_tokens=turn.answer_tokens), now=now)
-        times = [each.first_token_seconds(hashes, len(prompt), now=now) for each in self.pods]
+        which = next(self._turn) % len(self.routers)
+        asked = _Asked(
+            session=session,
+            turn=number,
+            at=now,
+            arrival=Arrival(tokens=prompt, hashes=hashes, answer_tokens=turn.answer_tokens),
+            answer=answer,
+            router=self.routers[which],
+        )
+        waiting = self._waiting[which]
+        if waiting or not self._goes(asked, now):
+            tokens = asked.router.tokens_to_compute(asked.arrival, now=now)
+            heapq.heappush(waiting, (tokens, next(self._order), asked))
+
+    def _serve(self, now: float) -> None:
+        """Try those that wait, those with the fewest tokens to compute first, as the picker's queue does."""
+        for waiting in self._waiting:
+            while waiting and self._goes(waiting[0][-1], now):
+                heapq.heappop(waiting)
+
+    def _goes(self, asked: _Asked, now: float) -> bool:
+        """Send it if there is room for it."""
+        arrival = asked.arrival
+        picked = asked.router.pick(arrival, now=now)
+        if picked is None:
+            return False
+        pod, ticket = picked
+        count, turn = len(arrival.tokens), asked.session.turns[asked.turn]
+        times = [each.first_token_seconds(arrival.hashes, count, now=now) for each in self.pods]
         if turn.due >= self.workload.measured_from:
             self.regrets.append(times[pod] - min(times))
         generation = Generation(
-            token_ids=prompt + self.folder.encode(answer, add_special_tokens=False)[: turn.answer_tokens],
-            prompt_tokens=len(prompt),
+            token_ids=[
+                *arrival.tokens,
+                *self.folder.encode(asked.answer, add_special_tokens=False)[: turn.answer_tokens],
+            ],
+            prompt_tokens=count,
             arrived_at=now,
-            hashes=hashes,
+            hashes=list(arrival.hashes),
         )
-        self._open[generation] = _UnderWay(
-            session=session, turn=number, ready=now, sent=now, prompt=prompt, pod=pod, router=router, ticket=ticket
-        )
+        self._open[generation] = _UnderWay(asked=asked, pod=pod, ticket=ticket)
         self.pods[pod].add(generation)
         if self.pods[pod].step is None:
             self._begin(pod, now)
+        return True
 
     def _begin(self, number: int, now: float) -> None:
         pod = self.pods[number]
-        step = pod.step = pod.scheduler.begin_step(now)
+        step = pod.begin_step(now)
         if step is not None:
             self._at(step.ends_at, lambda then: self._finish(number, step, then))
 
@@ -155,16 +199,15 @@ class World:
         pod = self.pods[number]
         if pod.step is not step:
             return  # killed meanwhile
-        for generation in pod.scheduler.finish_step(step, now).produced:
+        for generation in pod.finish_step(now)[0].produced:
             under_way = self._open[generation]
             if under_way.first is None:
                 under_way.first = now
-                pod.answered(generation)
-                under_way.router.answered(under_way.ticket)
+                under_way.asked.router.answered(under_way.ticket)
             if generation.state is State.FINISHED:
-                pod.ended(generation)
                 self._end(generation, now, error=None)
         self._begin(number, now)
+        self._serve(now)
 
     def _kill(self, number: int, now: float) -> None:
         """The pod's answers are lost; it is back, empty, at once."""
@@ -174,16 +217,17 @@ class World:
 
     def _end(self, generation: Generation, now: float, *, error: str | None) -> None:
         under_way = self._open.pop(generation)
-        under_way.router.ended(under_way.ticket)
-        session, number = under_way.session, under_way.turn
+        under_way.asked.router.ended(under_way.ticket, now=now)
+        asked = under_way.asked
+        session, number = asked.session, asked.turn
         chat = self._chats[session.name]
         self.records.append(
             Record(
                 session=session.name,
                 turn=number,
                 due=session.turns[number].due,
-                ready=under_way.ready,
-                sent=under_way.sent,
+                ready=asked.at,
+                sent=asked.at,
                 first=under_way.first,
                 ended=now,
                 error=error,

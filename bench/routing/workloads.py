@@ -2,22 +2,24 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from bench.routing.plan import Plan, UniformSize
-from bench.routing.script import PodRestart, Workload
-from extproc.load.script import Session, Turn
-from extproc.load.trace import TraceRow, trace_sessions
-from extproc.load.workloads import Texts, burst_sessions, qa_sessions
+from bench.routing.script import POD_MISSING, TURN_SECONDS, BadPod, PodRestart, Way, Workload
+from operate.load.script import Session, Turn
+from operate.load.trace import TraceRow, trace_sessions
+from operate.load.workloads import Texts, burst_sessions, qa_sessions
 
 TRACE_FILE = Path(__file__).parents[1] / "data" / "mooncake_conversation_cut.jsonl"
 
 
 def build(name: str, plan: Plan, *, words: Sequence[str]) -> Workload:
     """The workload called `name`, one of WORKLOADS."""
-    return WORKLOADS[name](plan, Texts(words, seed=f"{plan.seed} {name}"))
+    load = POD_MISSING if name in tuple(Way) else name  # these differ only in their pods
+    return WORKLOADS[name](plan, Texts(words, seed=f"{plan.seed} {load}"))
 
 
 def multi_round_qa(plan: Plan, texts: Texts) -> Workload:
@@ -50,6 +52,19 @@ def churn(plan: Plan, texts: Texts) -> Workload:
         measured_from=0.0,
         routers=plan.churn_pickers,
         restarts=(PodRestart(pod=1, at=plan.churn_kill_at_seconds, back_after=plan.churn_back_after_seconds),),
+    )
+
+
+def beside_bad_pod(plan: Plan, texts: Texts, *, way: Way | None) -> Workload:
+    """Chats of which one pod has its share until it turns bad; without a way they are played without that pod."""
+    name, at = way or POD_MISSING, plan.bad_pod_at_seconds
+    what = "without a pod" if way is None else f"a {way.replace('-', ' ')} from {at:g} s on"
+    return Workload(
+        name=name,
+        title=f"chats, {what}; counted from {at + TURN_SECONDS:g} s on",
+        sessions=tuple(qa_sessions(plan.bad_pod, rate=plan.bad_pod_rate, seconds=plan.bad_pod_seconds, texts=texts)),
+        measured_from=at + TURN_SECONDS,
+        bad_pod=None if way is None else BadPod(pod=1, at=at, way=way),
     )
 
 
@@ -90,6 +105,28 @@ def _uniform_sessions(size: UniformSize, *, seconds: float, rng: random.Random, 
         due, number = due + rng.expovariate(size.rate), number + 1
 
 
+def long_documents(plan: Plan, texts: Texts) -> Workload:
+    """New documents of 4,000 to 12,000 tokens, each asked about four times within seconds."""
+    return Workload(
+        name="long",
+        title=f"{plan.long_documents} documents of 4,000 to 12,000 tokens",
+        sessions=tuple(_documents(plan, random.Random(f"{plan.seed} long"), texts)),
+        measured_from=0.0,
+    )
+
+
+def _documents(plan: Plan, rng: random.Random, texts: Texts) -> Iterator[Session]:
+    due = 0.0
+    for number in range(plan.long_documents):
+        due += rng.expovariate(plan.long_rate)
+        dues = [due + turn * rng.uniform(1.0, 3.0) for turn in range(4)]
+        yield Session(
+            name=f"document-{number}",
+            system=texts.draw(rng.randint(4000, 12_000)),
+            turns=tuple(Turn(due=at, text=texts.draw(40), answer_tokens=32) for at in sorted(dues)),
+        )
+
+
 def mooncake(plan: Plan, texts: Texts) -> Workload:
     """The Mooncake conversation trace: whole conversations out of one hour, time compressed, tokens divided."""
     return Workload(
@@ -112,4 +149,7 @@ WORKLOADS: dict[str, Callable[[Plan, Texts], Workload]] = {
     "burst": shared_prefix_burst,
     "uniform": uniform,
     "churn": churn,
+    "long": long_documents,
+    POD_MISSING: partial(beside_bad_pod, way=None),
+    **{way.value: partial(beside_bad_pod, way=way) for way in Way},
 }

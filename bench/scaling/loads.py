@@ -7,13 +7,13 @@ requests stay those of the trace. What began like a request before counts as cac
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.scaling.plan import MOST_TOKENS, Mix, Plan
-from extproc.scaling.trace import read_trace
+from operate.load.trace import TRACE_BLOCK_TOKENS, TraceRow, read_requests
 
 TRACE = Path(__file__).parents[1] / "data" / "mooncake_conversation_cut.jsonl"
 BURST_SECONDS = 60.0  # for which the rate of a day is off its curve by the same factor
@@ -54,21 +54,31 @@ def requests(mix: Mix, shape: str, plan: Plan, *, seed: int) -> Iterator[Request
 def _recorded(rate: Callable[[float], float], seconds: float, draw: random.Random) -> Iterator[Request]:
     """Yield the trace's requests; `rate`: how many are to come a second."""
     with TRACE.open("rb") as lines:
-        trace = read_trace(lines, where=str(TRACE))
-    usual = (trace[-1].at - trace[0].at) / (len(trace) - 1)  # seconds between two
-    gaps = [later.at - earlier.at for earlier, later in pairwise(trace)]
+        trace = [row for row in read_requests(lines, where=str(TRACE)) if isinstance(row, TraceRow)]
+    times, cached = [row.timestamp / 1000.0 for row in trace], list(_cached_tokens(trace))
+    usual = (times[-1] - times[0]) / (len(trace) - 1)  # seconds between two
+    gaps = [later - earlier for earlier, later in pairwise(times)]
     first = draw.randrange(len(trace))
     at = 0.0
-    for request, gap in islice(cycle(zip(trace, [*gaps, usual], strict=True)), first, None):
+    for row, held, gap in islice(cycle(zip(trace, cached, [*gaps, usual], strict=True)), first, None):
         yield Request(
             at=at,
-            uncached_tokens=request.uncached,
-            cached_tokens=request.cached,
-            answer_tokens=max(request.output or 0.0, 2.0),
+            uncached_tokens=row.input_length - held,
+            cached_tokens=held,
+            answer_tokens=max(row.output_length, 2.0),
         )
         at += gap / usual / rate(at)
         if at >= seconds:
             return
+
+
+def _cached_tokens(trace: Iterable[TraceRow]) -> Iterator[float]:
+    seen: set[int] = set()
+    for row in trace:
+        held = next((i for i, block in enumerate(row.hash_ids) if block not in seen), len(row.hash_ids))
+        seen.update(row.hash_ids)
+        # an engine always computes the last token
+        yield min(held * TRACE_BLOCK_TOKENS, max(row.input_length - 1.0, 0.0))
 
 
 def _step(seconds: float, plan: Plan) -> Callable[[float], float]:

@@ -35,9 +35,9 @@ from bench.scaling.loads import Request
 from bench.scaling.plan import Plan
 from bench.scaling.shortened import BATCH_TOKENS, RATE, cheapest_oracle, coming, shortened, virtual
 from extproc.ext_proc.answers import PROCESSOR_SERVICE
-from extproc.local.ports import pick_free_port
-from extproc.local.processes import GrpcReady, ProcessSpec, Supervisor
-from extproc.scaling import scaler_messages as messages
+from extproc.scaling import external_scaler as messages
+from operate.local.ports import pick_free_port
+from operate.local.processes import GrpcReady, ProcessSpec, Supervisor
 
 HOST, NAMESPACE, POOL = "127.0.0.1", "llm", "llama"
 CLASS = "standard"
@@ -120,7 +120,7 @@ class Fleet:
         }
         given = [f"--{name}={value}" for name, value in flags.items()]
         pod.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "extproc", "sim", *given), stdout=asyncio.subprocess.DEVNULL, stderr=None
+            *(sys.executable, "-m", "operate", "sim", *given), stdout=asyncio.subprocess.DEVNULL, stderr=None
         )
         async with aiohttp.ClientSession() as session:
             while not await _answers(session, pod.address):
@@ -292,7 +292,7 @@ async def play(plan: Plan, load: Sequence[Request]) -> dict[str, Any]:
         given = [f"--{name}={value}" for name, value in settings.items()]
         picker = ProcessSpec(
             name="picker",
-            argv=(sys.executable, "-m", "extproc", "extproc", *given),
+            argv=(sys.executable, "-m", "operate", "extproc", *given),
             ready=(GrpcReady(address=f"{HOST}:{grpc_port}"),),
         )
         found: dict[str, Any] = {}

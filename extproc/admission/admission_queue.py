@@ -1,10 +1,10 @@
-"""Where requests wait for room at an endpoint, on the event loop; `admission.flow_queue` has their order.
+"""The queue of requests that wait for room at an endpoint, on the event loop; `admission.flow_queue` has their order.
 
-Decides nothing itself: an attempt decides and books in one step, and here is only who makes it when.
+Chooses no endpoint: a request's attempt chooses and books in one step. The queue only says whose attempt runs when.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from itertools import islice
@@ -18,10 +18,9 @@ from extproc.policy.priority import PriorityClass
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-# tried, and told that they wait no longer, in one turn of the event loop; the rest follows in the next turns, so that
-# others have theirs
+# Requests tried, or ended, per turn of the event loop. The rest follows in later turns: other tasks run in between.
 MOST_IN_ONE_PASS = 32
-# after a look that found room for none: a try costs up to a millisecond, and at saturation most looks are in vain
+# Pause after a round that sent nothing: a try costs up to a millisecond, and at saturation most rounds are in vain.
 PAUSE_SECONDS = 0.005
 # rescan for a newcomer that queues behind its peers only if the pool was not scanned for this long
 LOOKED_SECONDS = 0.05
@@ -35,13 +34,13 @@ class QueueTimeoutError(KvmeshError):
 
 
 class DisplacedError(KvmeshError):
-    """The request gave its place up for another one."""
+    """The request lost its place to another one."""
 
     reason: ClassVar[str] = "displaced"
 
 
 class SentOnError(QueueFullError):
-    """The request may not be refused, and has to make room for a newer one of its class: it has waited longest."""
+    """The request, the oldest of its class, must make room for a newer one. It may not be refused: send it on."""
 
     reason: ClassVar[str] = "sent-on"
 
@@ -58,29 +57,27 @@ class Outcome(StrEnum):
     DISPATCHED = "dispatched"
     TIMEOUT = "timeout"
     DISPLACED = "displaced"
-    FULL = "full"  # it never was in it, or was sent on for a newcomer
+    FULL = "full"  # never queued, or sent on to make room for a newcomer
     CANCELLED = "cancelled"  # the client has left
     FAILED = "failed"  # its attempt raised
     CLOSED = "closed"
 
 
 class QueueTelemetry(Protocol):
-    """Where the queue reports."""
+    """Receives the queue's measurements."""
 
     def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
-        """Record that a request left the queue after so long in it; the tenant is whatever the client says."""
+        """Record a request that left the queue after `seconds`. The client chooses the tenant's name."""
 
 
 class Attempt(Protocol[T_co]):
-    """Makes something of a request where there is room for it."""
+    """Tries to book an endpoint for one request."""
 
     def __call__(self, now: float, ceiling: float, /) -> T_co | None:
-        """Return None where every endpoint is as full as `ceiling`. Must not wait; what it raises ends the request."""
+        """Return None if every endpoint is filled to `ceiling`. Must not wait; an exception ends the request."""
 
 
 class _Waiting(Generic[T]):
-    """One request in the queue."""
-
     __slots__ = ("answer", "attempt", "since")
 
     def __init__(self, attempt: Attempt[T], answer: asyncio.Future[T], *, since: float) -> None:
@@ -90,36 +87,30 @@ class _Waiting(Generic[T]):
 
 
 class AdmissionQueue:
-    """The waiting requests of this replica. Not for several threads; every call but `enter` returns at once."""
+    """The waiting requests of this replica. Not thread-safe; every call but `enter` returns at once."""
 
     def __init__(self, queue: FlowQueue, *, clock: Callable[[], float], telemetry: QueueTelemetry) -> None:
-        """`clock` counts the seconds in which tickets have their deadlines."""
+        """`clock` must be the one that the tickets' deadlines are measured by."""
         self._queue = queue
         self._clock = clock
         self._telemetry = telemetry
         self._waiting: dict[Ticket, _Waiting[Any]] = {}
-        self._looked_at: dict[str, float] = {}  # pool -> when, of pools in which a request waits
-        self._woken: dict[str, None] = {}  # pools that the next round looks at
-        self._round: dict[str, None] = {}  # those still to be looked at in this one, in order
-        self._in_vain = True  # no request of this round has been sent
+        self._looked_at: dict[str, float] = {}  # pool with waiting requests -> time of its last scan
+        self._woken: dict[str, None] = {}  # pools to scan in the next round
+        self._round: dict[str, None] = {}  # pools left to scan in this round, in order
+        self._in_vain = True  # this round has sent no request yet
         self._no_pass_before = float("-inf")
         self._next_pass: asyncio.Handle | None = None
-        self._over: dict[Ticket, tuple[Exception, Outcome]] = {}  # out of the order, and still to be told so
+        self._over: dict[Ticket, tuple[Exception, Outcome]] = {}  # out of the order, their tasks not yet notified
         self._telling: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._room_at = float("inf")
         self._is_closed = False
-        self.on_left: Callable[[Ticket, Outcome, float], None] | None = None  # told besides, with the whole ticket
-
-    @property
-    def waiting(self) -> Collection[Ticket]:
-        """Return those that wait, as they are now."""
-        return tuple(self._waiting)
 
     @property
     def depth(self) -> Mapping[str, int]:
-        """Return how many wait of each class."""
+        """Return the number of waiting requests by class."""
         return self._queue.sizes
 
     @property
@@ -128,9 +119,9 @@ class AdmissionQueue:
         return not self._waiting
 
     def would_wait(self, pool: str, priority: int, group: str | None = "") -> bool:
-        """Tell whether a request of the same or a higher priority waits, which a newcomer must not overtake.
+        """Tell whether a newcomer must wait behind a request of the same or a higher priority.
 
-        None: of whatever group.
+        Only requests of `group` count, or of every group if it is None.
         """
         return bool(self._waiting) and self._queue.is_ahead(pool, priority, group)
 
@@ -139,15 +130,14 @@ class AdmissionQueue:
         ticket: Ticket,
         attempt: Attempt[T],
         *,
-        undo: Callable[[T], None] | None = None,
         tried: bool = False,
     ) -> T:
-        """Wait until `attempt` makes something, and return it.
+        """Wait until `attempt` returns a booking, and return it.
 
-        `attempt` is given the time and the ceiling with which it is tried. `tried`: it has just been made without
-        success. `undo` takes back what was made in the very moment in which the client left. Raise QueueFullError,
-        SentOnError, QueueTimeoutError, DisplacedError or QueueClosedError where it comes to nothing; nothing is left of
-        the request then, nor after CancelledError.
+        `attempt` gets the time and the ceiling to try. `tried` says that it has just failed. Raise QueueFullError,
+        SentOnError, QueueTimeoutError, DisplacedError or QueueClosedError if the request is not booked; then, as after
+        CancelledError, the queue keeps nothing of it. After CancelledError the attempt may have booked in the same
+        turn of the loop; the caller releases that booking.
         """
         if self._is_closed:
             raise QueueClosedError("the picker is going down")
@@ -174,13 +164,14 @@ class AdmissionQueue:
             return made
         finally:
             if not has_resumed:
-                self._has_left(ticket, answer, undo)
+                self._has_left(ticket, answer)
+            del answer  # breaks a cycle (future, error, traceback, this frame) that would keep the body in memory
 
     def wake(self, pool: str | None = None) -> None:
-        """Try those that wait, in the next turn of the loop: something may be free in this pool (None: in any).
+        """Retry the waiting requests of this pool, or of all pools, in the next turn of the loop: room may be free.
 
-        Costs next to nothing while the queue is empty. Any number of calls in one turn make one pass, as do those in
-        the PAUSE_SECONDS after a look in vain.
+        Costs next to nothing while the queue is empty. All calls in one turn make one pass, as do all calls within
+        PAUSE_SECONDS of a round that sent nothing.
         """
         if not self._waiting:
             return
@@ -191,25 +182,28 @@ class AdmissionQueue:
         self._look_soon()
 
     def passed(self, pool: str, class_name: str, priority_class: PriorityClass, *, cost: int) -> None:
-        """Tell of a request that was sent without having been given a turn: those that wait earn their shares of it."""
+        """Count a request sent without a turn in the queue: waiting classes earn their reserved shares of its cost."""
         if self._waiting:
             self._queue.passed(pool, class_name, priority_class.ceiling, cost)
 
     def displace(self, ticket: Ticket) -> None:
-        """End one that waits, for the sake of others. Nothing happens where it does not wait."""
+        """End a waiting request in favour of others. Does nothing if it does not wait."""
         with self._guard():
             if self._queue.remove(ticket):
                 error = DisplacedError("gave its place up for a more important request")
                 self._end(ticket, error, Outcome.DISPLACED, now=self._clock())
 
     def wake_at(self, at: float) -> None:
-        """Room will appear at this time without any event. The earliest counts; nothing while the queue is empty."""
+        """Retry all pools at this time, when room appears without an event. The earliest time counts.
+
+        Does nothing while the queue is empty.
+        """
         if self._waiting and at < self._room_at:
             self._room_at = at
             self._set_timer(self._clock())
 
     def close(self) -> None:
-        """End all that wait with QueueClosedError, and take no more."""
+        """End all waiting requests with QueueClosedError, and accept no more."""
         self._is_closed = True
         now = self._clock()
         with self._guard():
@@ -218,7 +212,7 @@ class AdmissionQueue:
                 self._end(ticket, QueueClosedError("the picker is going down"), Outcome.CLOSED, now=now)
 
     def _look_for(self, ticket: Ticket, *, now: float, tried: bool) -> None:
-        """Have a newcomer tried, unless it was or one like it that precedes it has found no room a moment ago."""
+        """Schedule a newcomer's first try, unless it was tried or a similar one ahead has just found no room."""
         looked_at = self._looked_at.setdefault(ticket.pool, now if tried else float("-inf"))
         if not tried and (now - looked_at >= LOOKED_SECONDS or self._queue.is_alone(ticket)):
             self.wake(ticket.pool)
@@ -234,9 +228,9 @@ class AdmissionQueue:
             self._next_pass = loop.call_later(min(pause, PAUSE_SECONDS), self._pass)
 
     def _pass(self) -> None:
-        """Try those that wait in the pools that were woken, as many as one turn of the loop has time for.
+        """Try waiting requests of the woken pools, at most MOST_IN_ONE_PASS in one turn of the loop.
 
-        A round looks once at every pool that was woken before it began, those with the highest priority first.
+        A round scans every pool once that was woken before the round began, by highest waiting priority.
         """
         self._next_pass = None
         with self._guard():
@@ -256,7 +250,7 @@ class AdmissionQueue:
         return float("-inf") if highest is None else highest
 
     def _send(self, now: float) -> None:
-        """Try those of this round; pools with more to try stay in it."""
+        """Try the requests of this round; pools with untried requests stay in it."""
         left = MOST_IN_ONE_PASS
         while self._round:
             pool = next(iter(self._round))
@@ -265,7 +259,7 @@ class AdmissionQueue:
             has_sent = False
             for ticket in self._queue.candidates(pool, now):
                 if not left:
-                    if has_sent:  # behind the others
+                    if has_sent:  # goes on behind the other pools
                         del self._round[pool]
                         self._round[pool] = None
                     return
@@ -275,7 +269,7 @@ class AdmissionQueue:
             del self._round[pool]
 
     def _try(self, ticket: Ticket, *, now: float) -> bool:
-        """Make its attempt, and tell whether it has left the queue."""
+        """Run a request's attempt, and tell whether the request has left the queue."""
         waiting = self._waiting[ticket]
         if waiting.answer.done():  # cancelled, and its task has not run since
             self._queue.remove(ticket)
@@ -283,7 +277,7 @@ class AdmissionQueue:
             return True
         try:
             made = waiting.attempt(now, ticket.tried_ceiling)
-        except Exception as error:  # the request's own: it must end no other
+        except Exception as error:  # concerns this request alone: the others go on
             self._queue.remove(ticket)
             self._end(ticket, error, Outcome.FAILED, now=now)
             return True
@@ -295,10 +289,7 @@ class AdmissionQueue:
         return True
 
     def _end_soon(self, ticket: Ticket, error: Exception, outcome: Outcome) -> None:
-        """Tell a request that has been taken out of the order why it does not go, when its turn comes.
-
-        It may be sent on then, which costs as much as any other that is sent.
-        """
+        """End a request, out of the order, in a later turn: to send it on costs as much as any other dispatch."""
         self._over[ticket] = (error, outcome)
         if self._telling is None:
             self._telling = asyncio.get_running_loop().call_soon(self._tell)
@@ -314,21 +305,21 @@ class AdmissionQueue:
             self._telling = asyncio.get_running_loop().call_soon(self._tell)
 
     def _end(self, ticket: Ticket, error: Exception, outcome: Outcome, *, now: float) -> None:
-        """Tell a request that has been taken out of the order why it does not go."""
+        """End a request, already out of the order, with an error."""
         answer = self._waiting[ticket].answer
         if answer.done():  # cancelled, and its task has not run since
             self._take(ticket, Outcome.CANCELLED, now=now)
             return
-        if isinstance(error, StopIteration):  # no future takes it
+        if isinstance(error, StopIteration):  # asyncio refuses it as a future's exception
             error = RuntimeError(f"an attempt raised {error!r}")
         answer.set_exception(error)
         self._take(ticket, outcome, now=now)
 
     def _take(self, ticket: Ticket, outcome: Outcome, *, now: float) -> None:
-        """Forget a request that has been taken out of the order."""
+        """Forget a request that is already out of the order, and record how it left."""
         waiting = self._waiting.pop(ticket)
         if not self._queue.waits_in(ticket.pool):
-            self._looked_at.pop(ticket.pool, None)  # several may have been taken out at once
+            self._looked_at.pop(ticket.pool, None)  # absent if several left the order at once
         if not self._waiting:
             self._room_at = float("inf")
             self._stop_timer()
@@ -336,17 +327,13 @@ class AdmissionQueue:
 
     def _tell_left(self, ticket: Ticket, outcome: Outcome, *, seconds: float) -> None:
         self._telemetry.left_queue(ticket.class_name, outcome=outcome, seconds=seconds, tenant=ticket.tenant)
-        if self.on_left is not None:
-            self.on_left(ticket, outcome, seconds)
 
-    def _has_left(self, ticket: Ticket, answer: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
-        """Clear up after a task that does not take its answer: cancelled, or told why it does not go."""
+    def _has_left(self, ticket: Ticket, answer: asyncio.Future[T]) -> None:
+        """Clean up after a task that got no booking: it was cancelled or its request was ended."""
         if self._queue.remove(ticket) or self._over.pop(ticket, None) is not None:
             self._take(ticket, Outcome.CANCELLED, now=self._clock())
         elif answer.done() and not answer.cancelled() and answer.exception() is None:
             # asyncio: a task that is cancelled between its future's result and its own next step never sees the result
-            if undo is not None:
-                undo(answer.result())
             self.wake(ticket.pool)
 
     def _end_late(self, now: float) -> None:
@@ -356,14 +343,14 @@ class AdmissionQueue:
             self._end_soon(ticket, error, Outcome.TIMEOUT)
 
     def _set_timer(self, now: float) -> None:
-        """Have the pools looked at when the first request's time is over, or room appears by itself."""
+        """Set the timer to the first deadline, or to the time from `wake_at` if that is earlier."""
         deadline = self._queue.next_deadline()
         at = self._room_at if deadline is None else min(deadline, self._room_at)
         if at >= self._timer_at:
-            return  # it fires earlier, and looks then
+            return  # the current timer fires earlier, and is set again then
         self._stop_timer()
         self._timer_at = at
-        # never at once: the loop's clock is coarser than ours and may fire a moment early
+        # never immediately: the loop's clock is coarser than ours and may fire a moment early
         self._timer = asyncio.get_running_loop().call_later(max(SHORTEST_TIMER_SECONDS, at - now), self._timer_fires)
 
     def _stop_timer(self) -> None:
@@ -383,7 +370,7 @@ class AdmissionQueue:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Whatever goes wrong inside, no request is left waiting that will not be looked at again."""
+        """On any error inside, fail the requests that left the order: nothing would ever try them again."""
         try:
             yield
         except BaseException:

@@ -1,7 +1,7 @@
-"""Between a request and its endpoint: it goes now, waits in the queue until an endpoint has room, or is refused.
+"""Decides whether a request goes to its endpoint now, waits in the queue until an endpoint has room, or is refused.
 
-`flow_queue` has the order in which waiting requests go, `choosing.room` says when an endpoint has room, and
-`pool_pressure` what must be expected; here is what follows from it.
+Draws on `flow_queue` for the order of waiting requests, on `choosing.room` for the room at endpoints and on
+`pool_pressure` for the expected wait.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ from extproc.admission.admission_queue import (
 )
 from extproc.admission.asked_request import AskedRequest
 from extproc.admission.flow_queue import QueueFullError, Ticket
+from extproc.admission.gate import Gate, refused, waits
 from extproc.admission.pool_pressure import Expectation, PoolPressure
 from extproc.admission.prepared_request import Prepared, Preview
-from extproc.admission.withheld import withheld_refusal, withheld_wait
 from extproc.choosing.choose import PoolView, Snapshot, rooms_in
 from extproc.choosing.room import places_of
 from extproc.errors import (
@@ -28,8 +28,7 @@ from extproc.errors import (
     RequestShedError,
     StoppingShedError,
 )
-from extproc.policy.priority import PriorityPolicy
-from extproc.policy.request_class import RequestClass
+from extproc.policy.request_class import PriorityPolicy, RequestClass
 from extproc.policy.shadow import Withheld
 
 T = TypeVar("T")
@@ -60,7 +59,7 @@ class RequestAdmission:
         self._clock = clock
 
     def reconfigure(self, policy: PriorityPolicy) -> None:
-        """Admit by another policy from now on, also those that wait."""
+        """Replace the policy, for waiting requests too."""
         self._policy = policy
         self._queue.wake()
 
@@ -70,13 +69,13 @@ class RequestAdmission:
         return self._queue.depth
 
     def close(self) -> None:
-        """Answer all requests that wait; none waits from now on."""
+        """End all waiting requests; none waits from now on."""
         self._queue.close()
 
     def turn_away(self, asked: AskedRequest) -> None:
-        """Raise RequestShedError for a request that would be refused whatever its prompt is, however much is cached.
+        """Raise RequestShedError if the request would be refused even with a fully cached prompt.
 
-        Most of a flood is: tokenizing it and looking it up would take the picker's time from the others.
+        This catches most of a flood before tokenizing and lookup, which would take the picker's time from the others.
         """
         if self._queue.is_empty or not asked.request_class.priority_class.sheddable or not self._policy.holds_back:
             return
@@ -84,7 +83,7 @@ class RequestAdmission:
             self._pressure.turn_away(asked.request_class, pool=asked.pool)
 
     def ceiling(self, request_class: RequestClass) -> float | None:
-        """Return the share of an endpoint's limits that the class may fill; None: room does not count."""
+        """Return the share of an endpoint's limits that the class may fill, or None if room does not count."""
         return request_class.priority_class.ceiling if self._policy.overload.enabled else None
 
     async def seat(
@@ -94,39 +93,38 @@ class RequestAdmission:
         *,
         look: Callable[[float], Snapshot],
         attempt: Callable[[Snapshot, float | None], T | None],
-        undo: Callable[[T], None],
-        withhold: Callable[[Withheld], None] = lambda _: None,
+        gate: Gate,
     ) -> T:
-        """Return what `attempt` has booked for the request, at once or when an endpoint has room.
+        """Return the booking of `attempt`, made at once or when an endpoint has room.
 
-        `snapshot` is the first look at the endpoints, `look` takes another one. `attempt` is given the ceiling of the
-        class, or None where the request goes whether there is room or not, and then always books. `undo` takes a
-        booking back whose client left in that moment. `withhold` is told what is not done in shadow. Raise
-        RequestShedError for a request that is refused.
+        `snapshot` is the first look at the endpoints, `look` takes another one. `attempt` gets the ceiling of the
+        class, or None if the request goes regardless of room; then it always books. Raise
+        RequestShedError if the request is refused; the caller then releases a booking made meanwhile.
         """
         asked = prepared.asked
         ceiling = self.ceiling(asked.request_class)
-        if ceiling is None:
+        if ceiling is None or not asked.request.costs_gpu:
             return _booked(attempt(snapshot, None))
-        if self._policy.shadow:
+        if gate.is_shadow:
             made = attempt(snapshot, ceiling)
             if made is None:
-                withhold(self._would_do(asked, snapshot))
+                gate.note(self._would_do(asked, snapshot))
                 made = _booked(attempt(snapshot, None))
             return made
         others_wait = not self._queue.is_empty and self._would_wait(asked)
         if not others_wait:
             made = attempt(snapshot, ceiling)
             if made is not None:
-                return self._passed(made, asked, snapshot, undo)
-        return await self._wait(asked, snapshot, look=look, attempt=attempt, undo=undo, tried=not others_wait)
+                return self._passed(made, asked, snapshot)
+        return await self._wait(asked, snapshot, look=look, attempt=attempt, tried=not others_wait)
 
     def preview(self, prepared: Prepared, view: PoolView, snapshot: Snapshot) -> Preview:
-        """Return what would become of the request, and change nothing."""
+        """Return the fate the request would have now, without changing anything."""
         asked, request_class = prepared.asked, prepared.asked.request_class
         priority_class, pool = request_class.priority_class, asked.pool
         rooms = rooms_in(view, snapshot, ceiling=priority_class.ceiling)
         waits = not any(places_of(rooms)) or (not self._queue.is_empty and self._would_wait(asked))
+        waits &= asked.request.costs_gpu
         expectation = self._pressure.expect(
             snapshot.kept, request_class, pool=pool, uncached_tokens=snapshot.uncached_tokens, waits=waits
         )
@@ -148,10 +146,9 @@ class RequestAdmission:
         *,
         look: Callable[[float], Snapshot],
         attempt: Callable[[Snapshot, float | None], T | None],
-        undo: Callable[[T], None],
         tried: bool,
     ) -> T:
-        """Wait for room as long as the class may; what may not be refused is sent on in the end."""
+        """Wait for room as long as the class may; then refuse the request if sheddable, else send it on."""
         request_class, pool, began = asked.request_class, asked.pool, snapshot.at
         priority_class = request_class.priority_class
         uncached = snapshot.uncached_tokens
@@ -169,13 +166,11 @@ class RequestAdmission:
             uncached_tokens=max(uncached, 1),
             pool=pool,
             group=asked.group,
-            requested_model=asked.resolved.requested,
-            body_bytes=len(asked.body.raw) if asked.body is not None else 0,
             arrived_at=began,
             deadline=began + _patience(request_class, expectation),
         )
         try:
-            made = await self._queue.enter(ticket, turn, undo=undo, tried=tried)
+            made = await self._queue.enter(ticket, turn, tried=tried)
         except tuple(SHED_FOR) as error:
             now = self._clock()
             if isinstance(error, QueueTimeoutError):
@@ -185,38 +180,30 @@ class RequestAdmission:
                 refusal.waited_seconds = now - began
                 raise refusal from error
             later = look(now)
-            return self._passed(_booked(attempt(later, None)), asked, later, undo)
-        try:
-            self._pressure.waited(request_class, expectation, pool=pool, seconds=self._clock() - began)
-        except BaseException:
-            undo(made)  # it is known nowhere else yet
-            raise
+            return self._passed(_booked(attempt(later, None)), asked, later)
+        self._pressure.waited(request_class, expectation, pool=pool, seconds=self._clock() - began)
         return made
 
     def _would_do(self, asked: AskedRequest, snapshot: Snapshot) -> Withheld:
-        """Return what would become of a request for which no endpoint has room."""
+        """Return the wait or the refusal that shadow mode skips for a request without room."""
         request_class, pool, pressure = asked.request_class, asked.pool, self._pressure
         expectation = pressure.expect(snapshot.kept, request_class, pool=pool, uncached_tokens=snapshot.uncached_tokens)
         if request_class.priority_class.sheddable and pressure.cannot_be_met(request_class, expectation, pool=pool):
             refusal = pressure.refusal(RequestShedError, request_class, pool, expectation, now=snapshot.at)
-            return withheld_refusal(refusal)
-        return withheld_wait(expectation.ttft_seconds)
+            return refused(refusal)
+        return waits(expectation.ttft_seconds)
 
     def _would_wait(self, asked: AskedRequest) -> bool:
-        """Tell whether it would overtake a waiting request; for an unconfigured model any of its pool counts."""
+        """For an unconfigured model every waiting request of the pool counts, otherwise only its group."""
         group = asked.group if asked.resolved.base is not None else None
         return self._queue.would_wait(asked.pool, asked.request_class.priority_class.priority, group)
 
-    def _passed(self, made: T, asked: AskedRequest, snapshot: Snapshot, undo: Callable[[T], None]) -> T:
-        """Count a request that was sent without a turn for the shares of those that wait."""
+    def _passed(self, made: T, asked: AskedRequest, snapshot: Snapshot) -> T:
+        """Count a request sent without a turn in the queue: waiting classes earn their reserved shares of its cost."""
         request_class = asked.request_class
-        try:
-            # while the queue is empty no share is earned, whatever the request costs
-            cost = 1 if self._queue.is_empty else max(snapshot.uncached_tokens, 1)
-            self._queue.passed(asked.pool, request_class.class_name, request_class.priority_class, cost=cost)
-        except BaseException:
-            undo(made)  # it is known nowhere else yet
-            raise
+        # while the queue is empty no class earns a share, so the cost does not matter
+        cost = 1 if self._queue.is_empty else max(snapshot.uncached_tokens, 1)
+        self._queue.passed(asked.pool, request_class.class_name, request_class.priority_class, cost=cost)
         return made
 
 
@@ -226,7 +213,7 @@ def _booked(made: T | None) -> T:
 
 
 def _patience(request_class: RequestClass, expectation: Expectation) -> float:
-    """Return how long the request may wait: what may be refused is not sent on when it is too late for its target."""
+    """Return the longest wait in seconds. A sheddable request must leave early enough to meet its TTFT target."""
     targets = request_class.priority_class.targets
     if not request_class.priority_class.sheddable:
         return targets.queue_seconds

@@ -1,6 +1,6 @@
-"""A request as it is read: its class, its model after all rules, and the body that the pod gets in place of its own.
+"""A parsed request: its class, its model after all rules, and the edited body for the pod.
 
-Reading changes nothing. What the load takes from a request, its measures, is an argument.
+Reading changes no state. The measures of degradation in force are an argument.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,67 +12,95 @@ import msgspec
 from extproc.admission.classify import asked_model, charged_model, classify, policy_needs_bodies
 from extproc.admission.degradation import NO_MEASURES, Measures, may_change_model
 from extproc.admission.output_cap import body_changes, caps
-from extproc.disaggregation.transfer_protocols import given_fields, removed_headers
-from extproc.errors import NoReadyEndpointError, PickError, PromptLimitError, UnknownModelError
+from extproc.answers.promise import (
+    SLO_HEADERS,
+    IgnoredTarget,
+    TokenTargets,
+    asked_targets,
+    targets_of,
+    words_of_ignored,
+)
+from extproc.disaggregation.transfer_protocols import removed_headers
+from extproc.errors import NoReadyEndpointError, PickError, PromptLimitError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.models.model_rules import ResolvedModel, fall_back, resolve, stand_in
-from extproc.models.models import ModelTable
-from extproc.policy.priority import PriorityPolicy, StepKind
-from extproc.policy.request_class import RequestClass
-from extproc.policy.shadow import Withheld
-from extproc.prompts.token_ids import PromptTokens
-from extproc.records.request_events import AskedFor
-from extproc.requests.json_body import ClientBody, UnknownContentEncodingError
+from extproc.models.models import ModelTable, ResolvedModel, fall_back, resolve, stand_in
+from extproc.policy.priority import StepKind
+from extproc.policy.request_class import PriorityPolicy, RequestClass
+from extproc.prompts.tokenized_prompt import PromptTokens
+from extproc.requests.client_body import ClientBody, FieldsNotRemovedError
+from extproc.requests.form_body import FormNotReadError, is_form, with_model
+from extproc.requests.json_body import UnknownContentEncodingError
 from extproc.requests.json_edit import JsonObject
-from extproc.requests.kept_responses import UNOWNED_ID
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest
-from extproc.slo.promise import SLO_HEADERS, IgnoredTarget, TokenTargets, asked_targets, targets_of, words_of_ignored
+from extproc.requests.responses_api import UNOWNED_ID
 
-CONTENT_ENCODING = "content-encoding"
+CONTENT_ENCODING, ACCEPT_ENCODING = "content-encoding", "accept-encoding"
 PRIORITY_HEADER = "x-kvmesh-priority"  # of a refusal: the class of its request
-LONGEST_NAME = 200  # characters of a model's name that are remembered: clients write what they like
+LONGEST_NAME = 200  # characters kept of a model's name: clients choose it
 UNOWNED_ID_FIELD = {"request_id": msgspec.json.encode(UNOWNED_ID)}
-_OPAQUE = frozenset((ApiKind.OTHER, ApiKind.TOKENIZE))  # routed whatever their bodies are
+_OPAQUE = frozenset((ApiKind.OTHER, ApiKind.TOKENIZE))  # routed even with an unreadable body
+
+
+class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
+    """The remembered facts of a request; no part of its prompt."""
+
+    api: str
+    model: str | None  # as the client wrote it
+    served_model: str | None  # as sent to the pod
+    adapter: str | None
+    arm: str
+    prompts: int
+    stream: bool
+    max_tokens: int | None
+    block_tokens: int  # 0 where tokens are unknown
+    request_class: RequestClass
+    steps: tuple[str, ...] = ()  # degradation levels that changed it
+    prompt_tokens: int = 0  # 0: unknown, for example if refused before the lookup
+    costs_gpu: bool = True
 
 
 class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request for one model."""
 
     facts: RequestFacts
-    body: ClientBody | None  # None: Envoy does not send it
+    body: ClientBody | None  # None if Envoy does not send it
     request: InferenceRequest
     resolved: ResolvedModel
     request_class: RequestClass
-    charged: str | None  # the name of the model under which quotas count it
+    charged: str | None  # the model name that quotas count it under
     measures: Measures = NO_MEASURES
-    would_take: Measures = NO_MEASURES  # in shadow: what the load would take, and does not
-    withheld: tuple[Withheld, ...] = ()  # in shadow: what follows of it
-    notes: tuple[str, ...] = ()  # which model stands in for which, and what of its headers is ignored; for people
-    has_smaller_model: bool = False  # the load has put it in the place of the one asked for
-    asked_targets: TokenTargets | None = None  # tighter than its class's, by its headers
-    ignored_targets: tuple[IgnoredTarget, ...] = ()  # why headers that ask for targets do not count
+    notes: tuple[str, ...] = ()  # for people: model replacements, ignored headers
+    has_smaller_model: bool = False  # the step smaller-model replaced the requested model
+    asked_targets: TokenTargets | None = None  # from its headers, tighter than the class's
+    ignored_targets: tuple[IgnoredTarget, ...] = ()  # why target headers do not count
 
     @property
     def pool(self) -> str:
-        """The model whose endpoints it competes for; adapters compete with their base.
+        """The model whose endpoints the request competes for; an adapter competes with its base.
 
-        One name for all models that are not configured: clients invent them, and they may be sent to the same
-        endpoints.
+        All unconfigured models share the name "": clients invent them, and they may go to the same endpoints.
         """
         return self.resolved.base.name if self.resolved.base is not None else ""
 
     @property
     def group(self) -> str:
-        """What narrows the endpoints within the pool: where this one does not fit, one of another group may."""
+        """The adapter and the subset that narrow the endpoints within the pool.
+
+        When no endpoint has room for one group, one may have room for another.
+        """
         adapter, subset = self.resolved.adapter, self.facts.subset
-        name = adapter if self.resolved.base is not None else self.resolved.model  # some pods may know it
+        name = adapter if self.resolved.base is not None else self.resolved.model  # may be served by some pods only
         if name is None and subset is None:
             return ""
         return f"{name or ''}\0{','.join(sorted(subset)) if subset is not None else '*'}"
 
+    def digest(self, seed: int) -> int | None:
+        """Return the digest of its body, None if it computes nothing or Envoy does not send it."""
+        return self.body.digest(seed) if self.body is not None and self.request.costs_gpu else None
+
     def summary(self, *, block_tokens: int = 0, taken: Sequence[StepKind] = (), prompt_tokens: int = 0) -> AskedFor:
-        """Return the request's facts without its prompt; `taken`: the steps that changed it."""
+        """Return the request's facts without its prompt. `taken` are the degradation steps that changed it."""
         request, resolved = self.request, self.resolved
         return AskedFor(
             api=request.api.value,
@@ -87,49 +115,47 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
             request_class=self.request_class,
             steps=tuple(kind.value for kind in taken),
             prompt_tokens=prompt_tokens,
+            costs_gpu=request.costs_gpu,
         )
 
 
 class SentBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pod gets: `plain` without content-encoding, None where it cannot be read."""
+    """The body for the pod. `plain` is without content-encoding, or None if unreadable or not needed."""
 
     plain: bytes | None
-    changed: bytes | None = None  # in place of the client's; None: the client's own
+    changed: bytes | None = None  # replaces the client's body; None keeps it
     removed_headers: tuple[str, ...] = ()
-    capped: bool = False  # the output, below what the client asked for
-    has_response_id: bool = False  # `changed` ends with UNOWNED_ID, in whose place the chosen pod's id comes
+    capped: bool = False  # the output limit is below the client's
+    has_response_id: bool = False  # `changed` ends with UNOWNED_ID, to be replaced by the chosen pod's id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReader:
-    """Reads requests by the policy in force and the models that are served."""
+    """Parses and edits requests by the policy in force and the served models."""
 
     models: ModelTable
-    known_models: frozenset[str]  # empty: every model is accepted
     policy: PriorityPolicy
     max_body_bytes: int
-    transfer_fields: tuple[str, ...] = ()  # by which the pool's pods fetch blocks: only the picker may give them any
-    needs_bodies: bool = field(init=False)  # what cannot be read is refused
+    needs_bodies: bool = field(init=False)  # unreadable bodies are refused
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs_bodies", policy_needs_bodies(self.policy, self.models))
 
     def body_of(self, facts: RequestFacts, raw: bytes | None) -> ClientBody | None:
-        """Return a request's body; None: Envoy does not send it."""
+        """Return a request's body, or None if Envoy does not send it."""
         if raw is None:
             return None
         return ClientBody(raw, content_encoding=facts.headers.get(CONTENT_ENCODING), max_bytes=self.max_body_bytes)
 
     def parse(self, facts: RequestFacts, body: ClientBody | None) -> InferenceRequest:
-        """Return what the body says. Raise PickError with the answer for the client where no pod could answer it."""
+        """Parse the body. Raise PickError, with the answer for the client, if no pod could serve the request."""
         return parse_request(
             method=facts.method,
             path=facts.path,
             body=body.raw if body is not None else None,
             content_type=facts.headers.get("content-type"),
-            content_encoding=facts.headers.get(CONTENT_ENCODING),
-            max_decoded_bytes=self.max_body_bytes,
             require_readable=self.needs_bodies,
+            is_two_way=body is None and facts.is_two_way,
             coded=body,
         )
 
@@ -142,15 +168,12 @@ class RequestReader:
         draw: float,
         adapters: Mapping[str, str],
     ) -> AskedRequest:
-        """Return the request with its class and its model. Raise PickError where it cannot be served.
+        """Return the request with its class and its model. Raise PickError if it cannot be served.
 
-        `draw`: uniform in [0, 1), for weighted models. `adapters`: LoRA adapter -> its base model, as the pods tell.
+        `draw` is uniform in [0, 1), for weighted models. `adapters` maps each LoRA adapter to its base model, as
+        reported by the pods.
         """
         model = request.model
-        if self.known_models and model is not None and model not in self.known_models:
-            raise UnknownModelError(
-                f"the model {model[:100]!r} is not served here; there are {', '.join(sorted(self.known_models))}"
-            )
         request_class = classify(facts, model=asked_model(model, self.models), policy=self.policy)
         resolved = resolve(
             model, table=self.models, user=request.user, headers=facts.headers, draw=draw, learned=adapters
@@ -161,13 +184,13 @@ class RequestReader:
             request=request,
             resolved=resolved,
             request_class=request_class,
-            # before the load may put another model in its place
+            # taken before `under` may put a smaller model in its place
             charged=charged_model(self.policy.quotas, tenant=request_class.tenant, resolved=resolved),
         )
         return asked if SLO_HEADERS.isdisjoint(facts.headers) else _with_targets(asked)
 
     def under(self, asked: AskedRequest, measures: Measures, *, adapters: Mapping[str, str]) -> AskedRequest:
-        """Return the request as the measures in force leave it: perhaps for a smaller model."""
+        """Return the request under the measures in force, with the smaller model if one of them asks for it."""
         if measures is NO_MEASURES:
             return asked
         resolved, smaller = asked.resolved, measures.model
@@ -187,7 +210,7 @@ class RequestReader:
     def fall_back(
         self, asked: AskedRequest, refusal: NoReadyEndpointError, *, adapters: Mapping[str, str]
     ) -> AskedRequest:
-        """Return the request for the next model that may stand in; raise the refusal where there is none."""
+        """Return the request for the next fallback model; raise `refusal` if none is left."""
         if not asked.resolved.fallbacks:
             raise refusal
         following = asked.resolved.fallbacks[0]
@@ -199,34 +222,38 @@ class RequestReader:
         )
 
     def changes(self, asked: AskedRequest) -> bool:
-        """Tell whether the pod gets other bytes than the client's, if they can be changed."""
+        """Tell whether `edit` has to change the client's bytes."""
         is_measured = asked.measures is not NO_MEASURES
-        is_asked_for = is_measured or asked.request.wants_response_id
-        return asked.resolved.is_rewritten or self.policy.engine_priority or is_asked_for or bool(self.transfer_fields)
+        is_cleaned = asked.body is not None and asked.body.cleaned is not None
+        is_asked_for = is_measured or asked.request.wants_response_id or is_cleaned
+        return asked.resolved.is_rewritten or self.policy.engine_priority or is_asked_for
 
     def edit(self, asked: AskedRequest, *, degraded: dict[str, str]) -> SentBody:
-        """Return what the pod gets: the client's bytes, but for what a rule, a step or the class changes.
+        """Return the body for the pod: the client's bytes, with the changes by model rule, degradation step and class.
 
-        Say in `degraded` what could not be changed. Raise MalformedRequestError for a body in which something has to be
-        changed and cannot.
+        Record in `degraded` a model name that could not be changed. Raise MalformedRequestError if another required
+        change fails.
         """
         request, resolved, measures = asked.request, asked.resolved, asked.measures
-        body = asked.body.raw if asked.body is not None else None
+        body, cleaned = (asked.body.raw, asked.body.cleaned) if asked.body is not None else (None, None)
         engine_priority = self.policy.engine_priority
         is_changed = self.changes(asked)
         removed = removed_headers(asked.facts.headers)
+        content_type = asked.facts.headers.get("content-type", "")
+        if body and is_changed and resolved.is_rewritten and resolved.model is not None and is_form(content_type):
+            with suppress(FormNotReadError):
+                form = with_model(body, content_type, resolved.model)
+                return SentBody(plain=form, changed=form, removed_headers=removed)
         plain = self._plain_body(asked, is_changed=is_changed)
         if body and plain is None:
             return SentBody(plain=None, removed_headers=removed)
         if not is_changed:
-            return SentBody(plain=plain)
+            return SentBody(plain=plain, removed_headers=removed)
         changes: dict[str, bytes] = {}
         fields = JsonObject(plain or b"")
         if plain:
             priority = asked.request_class.priority_class.priority if engine_priority else None
             changes.update(body_changes(request, fields, measures=measures, priority=priority))
-        if self.transfer_fields:
-            changes.update(dict.fromkeys(given_fields(fields, self.transfer_fields), b"null"))
         if resolved.is_rewritten:
             if plain and resolved.model is not None:
                 changes["model"] = msgspec.json.encode(resolved.model)
@@ -236,27 +263,40 @@ class RequestReader:
                 )
         named = None
         if request.wants_response_id and plain:
-            with suppress(PickError):  # a form in which nothing can be changed, and nothing has to be
+            with suppress(PickError):  # a body that cannot be edited: the id is optional
                 named = fields.replaced({**changes, **UNOWNED_ID_FIELD})
-        if (not changes and named is None) or not plain:
+        changed = named or (fields.replaced(changes) if changes and plain else cleaned)
+        if changed is None:
             return SentBody(plain=plain, removed_headers=removed)
-        changed = named or fields.replaced(changes)
-        if plain is not body:
-            removed = (CONTENT_ENCODING, *removed)
         return SentBody(
             plain=changed,
             changed=changed,
-            removed_headers=removed,
+            removed_headers=_with_coding(removed, asked.facts, is_coded=plain is not body)
+            # the model's name is changed back in the answer, which therefore must not be compressed
+            + ((ACCEPT_ENCODING,) if resolved.is_rewritten else ()),
             capped=caps(changes),
             has_response_id=named is not None,
         )
 
+    def unread(self, facts: RequestFacts, body: ClientBody | None) -> SentBody:
+        """Return the body for the pod if the request was not parsed: no rule changes it. Raise as `parse`."""
+        removed = removed_headers(facts.headers)
+        try:
+            plain = body.plain() if body is not None else None
+        except FieldsNotRemovedError:
+            raise
+        except (UnknownContentEncodingError, PickError):  # cannot be unpacked: passes as it is
+            plain = None
+        changed = body.cleaned if body is not None else None
+        if changed is not None:
+            removed = _with_coding(removed, facts, is_coded=True)
+        return SentBody(plain=plain, changed=changed, removed_headers=removed)
+
     def _plain_body(self, asked: AskedRequest, *, is_changed: bool) -> bytes | None:
-        """Return the body without content-encoding, None where it is not needed or cannot be read."""
         body, request = asked.body, asked.request
-        if body is None or not body.raw or CONTENT_ENCODING not in asked.facts.headers:
-            return None if body is None else body.raw
-        if not request.prompts and not request.has_media and not is_changed:
+        if body is None:
+            return None
+        if CONTENT_ENCODING in asked.facts.headers and not request.prompts and not request.has_media and not is_changed:
             return None
         try:
             return body.plain()
@@ -268,8 +308,12 @@ class RequestReader:
             return None
 
 
+def _with_coding(removed: tuple[str, ...], facts: RequestFacts, *, is_coded: bool) -> tuple[str, ...]:
+    return (CONTENT_ENCODING, *removed) if is_coded and CONTENT_ENCODING in facts.headers else removed
+
+
 def require_within_limit(asked: AskedRequest, tokens: PromptTokens, measures: Measures) -> None:
-    """Raise PromptLimitError for a prompt that is longer than the class may send now, by these measures."""
+    """Raise PromptLimitError if the prompt is longer than these measures allow the class."""
     limit, class_name = measures.prompt_tokens, asked.request_class.class_name
     if limit is not None and tokens.estimated_tokens > limit:
         about = "" if tokens.prompts else "about "
@@ -281,15 +325,14 @@ def require_within_limit(asked: AskedRequest, tokens: PromptTokens, measures: Me
 
 
 def most_generated(asked: AskedRequest, sent: SentBody) -> int | None:
-    """Return the output tokens that the pod is asked for at most; None: as many as the model gives."""
-    cap = asked.measures.output_tokens
+    """Return the output limit of all the request's sequences in tokens, or None without a limit."""
+    cap, limit = asked.measures.output_tokens, asked.request.max_tokens
     if sent.capped and cap is not None:
-        return min(asked.request.max_tokens or cap, cap)
-    return asked.request.max_tokens
+        limit = min(limit or cap, cap)
+    return None if limit is None else limit * asked.request.sequences
 
 
 def _with_targets(asked: AskedRequest) -> AskedRequest:
-    """Return the request with the targets that its headers ask for, and with a word about those that do not count."""
     headers, targets = asked.facts.headers, targets_of(asked.request_class.priority_class)
     found, ignored = asked_targets(headers, targets)
     return msgspec.structs.replace(

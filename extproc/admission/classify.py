@@ -1,17 +1,16 @@
-"""Which class a request belongs to, and whose it is: rules, the objective that it names, or the default.
+"""A request's class (by rules, by the objective that it names, or by default) and its tenant.
 
-`pick` calls `classify` once a request, `service` asks at start-up what it must be told of a request. Never an
-error: what the policy does not know, and what a request may not claim, counts for nothing.
+`pick` calls `classify` once per request; `service` asks at start which headers and claims it reads. Never an error: an
+unknown class and an objective that the request may not claim are ignored.
 """
 
 from collections.abc import Mapping, Sequence
 
 from extproc.ext_proc.answers import CLAIM_SEPARATOR
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.models.model_rules import ResolvedModel
-from extproc.models.models import ModelTable
-from extproc.policy.priority import ClassRule, PriorityClass, PriorityPolicy, Quota
-from extproc.policy.request_class import IgnoredObjective, RequestClass
+from extproc.models.models import ModelTable, ResolvedModel
+from extproc.policy.priority import FAIRNESS_HEADER, ClassRule, PriorityClass, Quota
+from extproc.policy.request_class import IgnoredObjective, PriorityPolicy, RequestClass
 
 ANY = "*"
 MOST_TENANT_CHARACTERS = 256
@@ -19,10 +18,10 @@ UNDECLARED = PriorityClass()
 
 
 def classify(facts: RequestFacts, *, model: str | None, policy: PriorityPolicy) -> RequestClass:
-    """Return class and tenant of a request for `model`: as the client writes it, or the pods' where it names none.
+    """Return class and tenant of a request for `model` (see `asked_model`).
 
-    The first rule that matches sets the class, else it is the default. The objective that the request names may then
-    lower it; raise it, too, where the policy trusts the header.
+    The first matching rule sets the class, or else the default applies. The objective that the request names may then
+    lower it, or also raise it if the policy trusts the header.
     """
     classes = policy.classes
     class_name, why, trusted = policy.default_class, "default", policy.trust_objective
@@ -53,7 +52,7 @@ def classify(facts: RequestFacts, *, model: str | None, policy: PriorityPolicy) 
 
 
 def policy_needs_bodies(policy: PriorityPolicy, table: ModelTable) -> bool:
-    """Tell whether what is in a body decides what a request may have: then none may pass that cannot be read."""
+    """Tell whether the policy depends on the bodies' contents: then unreadable bodies must not pass."""
     decides = bool(
         policy.quotas
         or any(rule.models for rule in policy.rules)
@@ -63,15 +62,15 @@ def policy_needs_bodies(policy: PriorityPolicy, table: ModelTable) -> bool:
 
 
 def asked_model(name: str | None, table: ModelTable) -> str | None:
-    """Return the model that a request asks for: without a name it gets the pods' own, known where there is only one."""
+    """Return the requested model. A request that names none gets the pods' own, known only if one model is served."""
     return table.served[0].name if name is None and len(table.served) == 1 else name
 
 
 def charged_model(quotas: Sequence[Quota], *, tenant: str, resolved: ResolvedModel) -> str | None:
-    """Return the name under which a request counts for quotas.
+    """Return the model name that quotas count a request under.
 
-    It is the one that serves it, so that all names of a model fill one bucket: an adapter's, else its base's first
-    served name. Only where the first quota that matches is for the name in the request, that name counts.
+    It is the serving model's, so that all aliases of a model fill one bucket: the adapter's name, or else its base's
+    first served name. The name in the request counts only if the first matching quota is for that name.
     """
     base, requested = resolved.base, resolved.requested
     served = resolved.adapter or (base.name if base is not None else resolved.model)
@@ -86,7 +85,7 @@ def charged_model(quotas: Sequence[Quota], *, tenant: str, resolved: ResolvedMod
 def headers_named(policy: PriorityPolicy) -> frozenset[str]:
     """Return the request headers (lowercase) that `classify` reads besides the objective's."""
     named = {name for rule in policy.rules for name in rule.headers}
-    return frozenset(named | ({header} if (header := policy.header_of_tenant) else set()))
+    return frozenset(named | ({header} if (header := header_of_tenant(policy)) else set()))
 
 
 def claims_named(policy: PriorityPolicy) -> frozenset[str]:
@@ -96,14 +95,13 @@ def claims_named(policy: PriorityPolicy) -> frozenset[str]:
 
 
 def _is_promotion(own: PriorityClass, asked: PriorityClass) -> bool:
-    """Tell whether a request gains: it goes before others, or can no longer be refused."""
     return asked.priority > own.priority or (own.sheddable and not asked.sheddable)
 
 
 def _matches(rule: ClassRule, facts: RequestFacts, model: str | None) -> bool:
     if rule.models and model not in rule.models:
         return False
-    # a prefix has no "?", so that the query string takes no part
+    # a prefix has no "?", so the query string never matches
     if rule.path_prefix and not facts.path.startswith(rule.path_prefix):
         return False
     if rule.headers and not _headers(facts.headers, rule.headers):
@@ -128,14 +126,25 @@ def _claims(found: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 
 def _is_among(value: str, entries: str) -> bool:
-    # most rules are about another value: nothing is split for them
+    # the substring test is cheap, and fails for most rules: only then split
     return value in entries and value in entries.split(CLAIM_SEPARATOR)
 
 
 def tenant_of(facts: RequestFacts, policy: PriorityPolicy) -> str:
-    """Return who the request is charged to; "" for all who do not say."""
+    """Return the tenant that the request is charged to, or "" if it names none."""
     if policy.tenant_claim:
         claimed = facts.claims.get(policy.tenant_claim)
-        if claimed and CLAIM_SEPARATOR not in claimed:  # of several, none is the tenant
+        if claimed and CLAIM_SEPARATOR not in claimed:  # a claim with several values names no tenant
             return claimed[:MOST_TENANT_CHARACTERS]
-    return facts.headers.get(policy.header_of_tenant, "")[:MOST_TENANT_CHARACTERS]
+    return facts.headers.get(header_of_tenant(policy), "")[:MOST_TENANT_CHARACTERS]
+
+
+def header_of_tenant(policy: PriorityPolicy) -> str:
+    """Return the header that names the tenant if no claim does, or "".
+
+    If a claim names the tenant, a client must not become another tenant by leaving the token out: then a header counts
+    only if the policy names it.
+    """
+    if policy.tenant_header is not None:
+        return policy.tenant_header
+    return "" if policy.tenant_claim else FAIRNESS_HEADER

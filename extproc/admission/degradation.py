@@ -1,6 +1,6 @@
-"""What is taken from a class under pressure before it is refused: which declared steps are in force, with hysteresis.
+"""Degradation of a class under pressure, before it is refused: which declared steps are in force, with hysteresis.
 
-Asked once a request. Pure: pressure and time are arguments. Neither measures pressure nor edits requests
+Asked once per request. Pure: pressure and time are arguments. Neither measures pressure nor edits requests
 (`admission.output_cap`).
 """
 
@@ -8,21 +8,22 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from extproc.policy.priority import DegradationStep, PriorityPolicy, StepKind
+from extproc.policy.priority import DegradationStep, StepKind
+from extproc.policy.request_class import PriorityPolicy
 from extproc.requests.request import ApiKind, InferenceRequest, TokenPrompt
 
-# after so long without a request of the class a step needs `enter` again: what was measured before says nothing now
+# after this long without a request of the class a step needs `enter` again: the old pressure is out of date
 REMEMBERED_SECONDS = 60.0
-MAX_POOLS = 1000  # pools times classes; where clients choose the names of models, the rest share one
+MAX_POOLS = 1000  # classes times pools; the rest share one pool: clients may invent names of models
 
 _GENERATING = frozenset((ApiKind.CHAT_COMPLETIONS, ApiKind.COMPLETIONS, ApiKind.RESPONSES, ApiKind.MESSAGES))
 
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the steps in force ask for, all of one kind drawn together."""
+    """The combined effect of the steps in force."""
 
     steps: tuple[DegradationStep, ...] = ()  # in the policy's order
-    output_tokens: int | None = None  # cap-output: the tightest; None: no cap
+    output_tokens: int | None = None  # cap-output: the tightest, or None without a cap
     prompt_tokens: int | None = None  # limit-prompt: the tightest
     model: str | None = None  # smaller-model: the one with the highest `enter`
     no_remote_prefill: bool = False
@@ -33,7 +34,7 @@ NO_MEASURES = Measures()
 
 
 class StepChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that was just entered or left: for the log and a metric."""
+    """A step that was just entered or left, for the log and a metric."""
 
     class_name: str
     pool: str
@@ -43,13 +44,13 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepInForce(msgspec.Struct, frozen=True, kw_only=True):
-    """For pages and gauges."""
+    """A step in force, for pages and gauges."""
 
     class_name: str
     pool: str
     step: DegradationStep
     since: float  # when it was entered
-    pressure: float  # as it was when last asked
+    pressure: float  # at the last request
 
 
 class _State:
@@ -74,7 +75,7 @@ class Degradation:
         self._states: dict[tuple[str, str], _State] = {}
 
     def reconfigure(self, policy: PriorityPolicy) -> None:
-        """Go by another policy from now on; classes with the same steps keep those that are in force."""
+        """Replace the policy. Classes with unchanged steps keep their steps in force."""
         before = self._steps
         self._steps = {name: found.degrade for name, found in policy.classes.items() if found.degrade}
         self._least_enter = {name: min(step.enter for step in steps) for name, steps in self._steps.items()}
@@ -82,14 +83,11 @@ class Degradation:
             key: state for key, state in self._states.items() if self._steps.get(key[0]) == before.get(key[0])
         }
 
-    def steps(self, class_name: str, *, pressure: float, now: float, pool: str = "") -> Sequence[DegradationStep]:
-        """Return the steps in force for a request of that class that arrives now."""
-        return self.measures(class_name, pressure=pressure, now=now, pool=pool).steps
-
     def measures(self, class_name: str, *, pressure: float, now: float, pool: str = "") -> Measures:
-        """Return what the steps in force ask of a request that arrives now; where there are none, NO_MEASURES itself.
+        """Return the measures for a request that arrives now; without steps in force the object NO_MEASURES itself.
 
-        `pressure` is the TTFT that it must expect as a share of its class's target; NaN changes nothing.
+        `pressure` is the expected share of the class's target (1.0: on target), of TTFT or of inter-token time,
+        whichever is worse. NaN changes nothing.
         """
         steps = self._steps.get(class_name)
         if steps is None:
@@ -166,7 +164,7 @@ def _is_forgotten(state: _State, *, now: float) -> bool:
 
 
 def measures_of(steps: Sequence[DegradationStep]) -> Measures:
-    """Draw steps together: the tightest limits count, and the model of the step that is entered last."""
+    """Combine steps: the tightest limits count, and the model of the step with the highest `enter`."""
     if not steps:
         return NO_MEASURES
     kinds = {step.step for step in steps}
@@ -186,7 +184,7 @@ def _tightest(steps: Iterable[DegradationStep], kind: StepKind) -> int | None:
 
 
 def may_change_model(request: InferenceRequest, *, adapter: str | None) -> bool:
-    """Tell whether a smaller model may answer: it has another tokenizer, no adapters, and perhaps no eyes."""
+    """Tell whether a smaller model may answer: it has another tokenizer, no adapters, and perhaps no vision."""
     return (
         request.api in _GENERATING
         and adapter is None
@@ -196,9 +194,9 @@ def may_change_model(request: InferenceRequest, *, adapter: str | None) -> bool:
 
 
 def took(measures: Measures, *, capped: bool, model_changed: bool) -> tuple[StepKind, ...]:
-    """Return the kinds that changed one request, which its answer tells of, in the policy's order.
+    """Return the kinds of steps that changed one request, in the policy's order; its response names them.
 
-    `capped`: its output limit was lowered; a request that asks for less than the cap has lost nothing.
+    `capped` says that its output limit was lowered: a request for less than the cap has lost nothing.
     """
     happened = {
         StepKind.CAP_OUTPUT: capped,

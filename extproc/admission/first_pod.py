@@ -1,7 +1,7 @@
-"""Requests for a pool that was scaled to zero: they wait for its first pod, while the signal asks for one.
+"""Requests for a pool scaled to zero: they wait for its first pod while the scaling signal asks for one.
 
-They wait in the pool's ordinary queue, whose order they leave it in once a pod is there and has room. As nothing can be
-sent on to no pod, all of them may be displaced and refused, whatever their class.
+They wait in the pool's ordinary queue, and leave it in its order once a pod is there and has room. All of them may be
+displaced and refused regardless of class: there is no pod to send them on to.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from extproc.admission.admission_queue import (
 from extproc.admission.asked_request import PRIORITY_HEADER
 from extproc.admission.flow_queue import QueueFullError, Ticket
 from extproc.admission.prepared_request import Prepared
+from extproc.admission.pressure_memory import LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS, RETRY_JITTER
 from extproc.admission.waiting_bodies import BodiesFullError, HeldBody, WaitingBodies
 from extproc.choosing.choose import Snapshot
 from extproc.errors import (
@@ -31,13 +32,13 @@ from extproc.errors import (
     StoppingShedError,
 )
 from extproc.policy.autoscale import Autoscale
-from extproc.policy.priority import PriorityClass, PriorityPolicy
-from extproc.policy.request_class import RequestClass
+from extproc.policy.priority import PriorityClass
+from extproc.policy.request_class import PriorityPolicy, RequestClass
 
 T = TypeVar("T")
 
 Refusal = RequestShedError | FirstPodLateError
-# how a wait ends, beside the reasons of refusals. `ROOM`: a pod is there and is full, and the class's own wait begins
+# outcomes of a wait, besides the refusals' reasons. `ROOM`: a pod is there but full, and the class's own wait begins
 SERVED, ROOM, LEFT, FAILED = "served", "pod-full", "client-left", "failed"
 SHED_FOR: Mapping[type[Exception], type[RequestShedError]] = {
     DisplacedError: DisplacedShedError,
@@ -54,22 +55,22 @@ WORDS: Mapping[type[RequestShedError], str] = {
 
 
 class FirstPodTelemetry(Protocol):
-    """Where waits are counted."""
+    """Receives the measurements of the waits."""
 
     def ended(self, class_name: str, *, outcome: str, seconds: float) -> None:
-        """Count a request that waits for the first pod no longer."""
+        """Count a request that stopped waiting for the first pod."""
 
 
 class Starts(Protocol):
-    """What is known of how long pods take to start; see `scaling.pool_scaling`."""
+    """The observed start times of pods; see `scaling.pool_scaling`."""
 
     @property
     def start_seconds(self) -> float | None:
-        """What new pods were seen to take; None: none was seen."""
+        """How long observed pods took to start, or None without an observed start."""
 
     @property
     def first_start(self) -> float | None:
-        """Since when (monotonic seconds) the oldest pod starts that will answer clients; None: none is seen."""
+        """When (monotonic seconds) the oldest of the starting pods for clients began, or None if none is starting."""
 
 
 class FirstPodWaits:
@@ -89,9 +90,8 @@ class FirstPodWaits:
         clock: Callable[[], float],
         random: Callable[[], float],
     ) -> None:
-        """`serves`: whether any pod may answer clients now. `ask`: have one asked for at once."""
-        self._roles, self._shadow_roles = autoscale.from_zero, autoscale.from_zero_in_shadow
-        self._policy = policy
+        """`serves` tells whether any pod may answer clients now; `ask` has the signal ask for one at once."""
+        self._set(autoscale, policy)
         self._queue = queue
         self._bodies = bodies
         self._starts = starts
@@ -100,22 +100,27 @@ class FirstPodWaits:
         self._telemetry = telemetry
         self._clock = clock
         self._random = random
-        self._asked_at: float | None = None  # since when requests wait for a pod, or are refused for want of one
+        self._asked_at: float | None = None  # time of the first request that waited, or was refused, for want of a pod
         self._waiting: dict[str, int] = {}  # class -> requests
 
     def reconfigure(self, autoscale: Autoscale, policy: PriorityPolicy) -> None:
-        """Go by another policy from now on; those that wait do so until the time that they were given."""
-        self._roles, self._shadow_roles = autoscale.from_zero, autoscale.from_zero_in_shadow
-        self._policy = policy
+        """Replace the policy; waiting requests keep their deadlines."""
+        self._set(autoscale, policy)
         self._queue.wake()
 
+    def _set(self, autoscale: Autoscale, policy: PriorityPolicy) -> None:
+        self._policy = policy
+        # in shadow mode nothing waits: the reported replicas would not rise
+        self._roles = {} if policy.shadow else autoscale.from_zero
+        self._shadow_roles = autoscale.from_zero if policy.shadow else {}
+
     def end(self) -> None:
-        """Have nobody wait any more: the pool is gone. If it comes back, `reconfigure` says so."""
+        """Let no request wait any longer: the pool is gone. If it comes back, `reconfigure` is called."""
         self._roles = self._shadow_roles = {}
         self._queue.wake()
 
     def is_due(self) -> bool:
-        """Tell whether no pod may answer clients, and the policy has one asked for."""
+        """Tell whether no pod may answer clients and the policy scales the pool from zero."""
         if not self._roles:
             return False
         if not self._serves():
@@ -124,30 +129,30 @@ class FirstPodWaits:
         return False
 
     def would_be_due(self) -> bool:
-        """Tell whether requests would wait for a pod, were the policy not in shadow."""
+        """Tell whether requests would wait for a pod if the policy were not in shadow mode."""
         return bool(self._shadow_roles) and not self._serves()
 
     def look(self) -> None:
-        """Take note of whether there is a pod, though no request asks: how long one has been asked for begins anew."""
+        """Check for a pod even without requests: once there is one, the next wait for a first pod starts from zero."""
         self.is_due()
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """How many requests of each class wait for the first pod; none once there is one: what waits then, for room."""
+        """The number of requests by class that wait for the first pod; empty once it is there: they wait for room."""
         if not any(self._waiting.values()) or not self.is_due():
             return {}
         return {name: count for name, count in self._waiting.items() if count}
 
     def most_seconds(self, priority_class: PriorityClass) -> float:
-        """Return for how long a request of the class waits at most."""
+        """Return the longest wait of a request of the class, in seconds."""
         most = max((scaled.first_pod_seconds for scaled in self._roles.values()), default=0.0)
         own = priority_class.wait_from_zero_seconds
         return most if own is None else min(own, most)
 
     def seconds_left(self, now: float) -> float:
-        """Return in how many seconds the first pod is to be expected, by what pods take to start.
+        """Return the expected seconds to the first pod, by the declared or the observed start time, the longer.
 
-        One that is overdue is expected to be so for as long again.
+        A pod that is overdue by N s is expected in another N s.
         """
         declared = min((scaled.start_seconds for scaled in self._roles.values()), default=0.0)
         usual = max(declared, self._starts.start_seconds or 0.0)
@@ -157,7 +162,7 @@ class FirstPodWaits:
         return abs(usual - (now - began))
 
     def words(self, priority_class: PriorityClass) -> str:
-        """Say what would become of a request of the class."""
+        """Explain the fate of a request of the class, for people."""
         now, most = self._clock(), self.most_seconds(priority_class)
         what = f"it would wait up to {most:g} s for the first one" if most else "it would be refused"
         return f"no pod is ready: {what}, which is expected in {self.seconds_left(now):.0f} s"
@@ -169,12 +174,11 @@ class FirstPodWaits:
         arrived_at: float,
         look: Callable[[float], Snapshot],
         attempt: Callable[[Snapshot, float | None], T | None],
-        undo: Callable[[T], None],
     ) -> T | None:
-        """Return what `attempt` has booked once a pod is there and has room; see `RequestAdmission.seat`.
+        """Return the booking of `attempt` once a pod is there and has room; see `RequestAdmission.seat`.
 
-        None where a pod is there and the time is over: it has to be admitted as any other. Raise PickError for a
-        request that is refused.
+        Return None if the wait ended without a booking while a pod is there: admit the request like any other. Raise
+        PickError if the request is refused.
         """
         asked, began = prepared.asked, self._clock()
         request_class = asked.request_class
@@ -199,7 +203,7 @@ class FirstPodWaits:
         self._waiting[name] = self._waiting.get(name, 0) + 1
         try:
             with self._held(prepared, ticket):
-                made = await self._queue.enter(ticket, turn, undo=undo, tried=True)
+                made = await self._queue.enter(ticket, turn, tried=True)
             outcome = SERVED
             return made
         except ENDS as error:
@@ -218,7 +222,7 @@ class FirstPodWaits:
 
     @contextmanager
     def _held(self, prepared: Prepared, ticket: Ticket) -> Iterator[None]:
-        """Count what a request holds in memory; raise BodiesFullError where that is too much."""
+        """Account for the request's memory while it waits; raise BodiesFullError if there is too much."""
         body = HeldBody(
             priority=ticket.priority_class.priority,
             tenant=ticket.tenant,
@@ -232,7 +236,7 @@ class FirstPodWaits:
             self._bodies.release(body)
 
     def _may_go_on(self, error: Exception, priority_class: PriorityClass) -> bool:
-        """Tell whether a pod is there by now, and the request has lost nothing but its place here."""
+        """Tell whether a pod is there by now and nothing but the first-pod wait has failed: admission then decides."""
         if isinstance(error, QueueClosedError) or (isinstance(error, DisplacedError) and priority_class.sheddable):
             return False
         return not self.is_due()
@@ -241,7 +245,7 @@ class FirstPodWaits:
         kind = next((shed for cause, shed in SHED_FOR.items() if isinstance(error, cause)), None)
         if kind is None:
             return self._late(request_class, waited=waited)
-        is_stopping = kind is StoppingShedError  # another picker takes it at once
+        is_stopping = kind is StoppingShedError  # another picker can take the retry at once
         seconds = 0.0 if is_stopping else self.seconds_left(self._clock())
         return self._answer(kind, WORDS[kind], request_class, seconds=seconds, waited=waited)
 
@@ -257,10 +261,10 @@ class FirstPodWaits:
     def _answer(
         self, kind: type[Refusal], words: str, request_class: RequestClass, *, seconds: float, waited: float
     ) -> Refusal:
-        overload, name = self._policy.overload, request_class.class_name
-        # all of them shall not come back in the same moment
-        spread = max(seconds, overload.least_retry_seconds) * (1.0 + overload.retry_jitter * self._random())
-        told = min(spread, overload.most_retry_seconds)
+        name = request_class.class_name
+        # jitter: the clients must not all return at the same moment
+        spread = max(seconds, LEAST_RETRY_SECONDS) * (1.0 + RETRY_JITTER * self._random())
+        told = min(spread, MOST_RETRY_SECONDS)
         refusal = kind(
             f"no pod is ready, and {words}: a request of class {name!r}; the first pod is expected in "
             f"{seconds:.0f} s, try again in {ceil(told)} s",
@@ -273,7 +277,7 @@ class FirstPodWaits:
 
 
 def _ticket(prepared: Prepared, *, arrived_at: float, deadline: float) -> Ticket:
-    """Return its place in the queue; it may be displaced whatever its class: it cannot be sent on to no pod."""
+    """Return the request's ticket, displaceable regardless of class: there is no pod to send it on to."""
     asked = prepared.asked
     request_class = asked.request_class
     return Ticket(
@@ -283,8 +287,6 @@ def _ticket(prepared: Prepared, *, arrived_at: float, deadline: float) -> Ticket
         uncached_tokens=max(prepared.tokens.estimated_tokens, 1),
         pool=asked.pool,
         group=asked.group,
-        requested_model=asked.resolved.requested,
-        body_bytes=len(asked.body.raw) if asked.body is not None else 0,
         arrived_at=arrived_at,
         deadline=deadline,
         gives_way=True,

@@ -1,6 +1,6 @@
-"""Requests that wait for room at an endpoint: who is tried next, who gives way, whose time is over. Pure.
+"""The order of requests that wait for room at an endpoint: next to try, next to displace, next to expire. Pure.
 
-Knows nothing of endpoints: whether there is room is found out by trying, in the order given here.
+Knows nothing of endpoints: its caller tries the requests in this order and finds out whether there is room.
 """
 
 from bisect import bisect_left, insort
@@ -12,21 +12,22 @@ import msgspec
 
 from extproc.admission.fair_order import Band, ClassBacklog, GuaranteedShares, Ticket, Wanted, kind_of
 from extproc.errors import KvmeshError
-from extproc.policy.priority import OverloadPolicy, PriorityClass, PriorityPolicy
+from extproc.policy.priority import PriorityClass
+from extproc.policy.request_class import PriorityPolicy
 
 __all__ = ["FlowQueue", "QueueFullError", "Ticket"]
 
-MOST_TENANTS = 10_000  # with requests waiting; those beyond share one turn
+MOST_TENANTS = 10_000  # with waiting requests; further tenants share one turn
 OTHERS = "\0others"
-MOST_GROUPS = 128  # waiting in one pool; those beyond are one group: clients invent names of models
-# groups that find no room before a wake ends: so many in order, and then so many in turn, so that no number of requests
-# for full endpoints hides one for an idle endpoint for long
+MOST_GROUPS = 128  # waiting in one pool; further groups count as one: clients invent names of models
+# Tries without room before a wake ends: first in order of priority, then by the group untried for longest, so that many
+# requests for full endpoints cannot hide one for an idle endpoint for long.
 MOST_FAILED_IN_ORDER = 4
 MOST_FAILED_IN_TURN = 2
 
 
 class QueueFullError(KvmeshError):
-    """The newcomer finds no place: no waiting request has to give way to it."""
+    """The queue is full, and no waiting request has to give way to the newcomer."""
 
     reason: ClassVar[str] = "queue-full"
 
@@ -34,16 +35,19 @@ class QueueFullError(KvmeshError):
 class FlowQueue:
     """The waiting requests of one replica, bounded."""
 
-    def __init__(self, policy: PriorityPolicy) -> None:
-        self._overload = policy.overload
+    def __init__(self, policy: PriorityPolicy, *, quantum_tokens: int = 2048, age_seconds: float = 15.0) -> None:
+        """A tenant's turn has so many uncached tokens; after so long, a request precedes its tenant's shorter work."""
+        self._overload, self._turns = policy.overload, (quantum_tokens, age_seconds)
         self._classes = tuple(policy.classes)
         self._pools: dict[str, _Pool] = {}
-        self._backlogs: dict[str, ClassBacklog] = {}  # class -> those that wait, of classes that have any
+        # (class, whether sheddable) -> its waiting tickets; no entry without any. A class has both kinds if some of its
+        # requests wait for room and others for a first pod.
+        self._backlogs: dict[tuple[str, bool], ClassBacklog] = {}
         self._tenants: dict[str, int] = {}  # -> waiting requests
         self._places: dict[Ticket, _Place] = {}
         self._deadlines: list[tuple[float, int, Ticket]] = []  # sorted
         self._sequence = 0
-        self._as_now: dict[str, PriorityClass] = {}  # class -> as it is now; empty: the policy has never changed
+        self._as_now: dict[str, PriorityClass] = {}  # classes as of the last policy change; empty before the first one
 
     def __len__(self) -> int:
         return len(self._places)
@@ -52,14 +56,14 @@ class FlowQueue:
         return ticket in self._places
 
     def __iter__(self) -> Iterator[Ticket]:
-        """All that wait, in the order in which they came."""
+        """Iterate over a copy of all waiting tickets in order of arrival."""
         return iter(tuple(self._places))
 
     def reconfigure(self, policy: PriorityPolicy) -> None:
-        """Go by another policy from now on. Nobody loses a place, also where fewer may wait now.
+        """Replace the policy. No waiting request loses its place, even above a lowered bound.
 
-        Those that wait belong to their class as it is now, to one that is gone as it was; deadlines stay, and what
-        tenants and classes have saved begins anew.
+        Waiting requests get the new version of their class, or keep a class that was removed. Deadlines stay; tenants'
+        deficits and classes' savings restart at zero.
         """
         waiting = tuple(self._places)
         gone = {ticket.class_name: ticket.priority_class for ticket in waiting}
@@ -67,21 +71,21 @@ class FlowQueue:
         self._overload = policy.overload
         self._classes = tuple(policy.classes)
         self._pools, self._backlogs, self._tenants, self._places, self._deadlines = {}, {}, {}, {}, []
-        for ticket in waiting:  # in the order in which they came
+        for ticket in waiting:  # in order of arrival
             self._enter(ticket, self._counted_as(ticket.tenant))
 
     def push(self, ticket: Ticket) -> Sequence[Ticket]:
-        """Let a request wait, and return those that gave their place up for it.
+        """Add a request, and return the requests displaced for it.
 
-        Raise QueueFullError where the queue or the class's part of it is full and no request has to give way.
-        Sheddable ones do. To a higher priority it is the newest of the tenant with most in the lowest class; to their
-        own class it is the newest of a tenant that has more waiting than the newcomer's will have. Where none does, and
-        the newcomer may not be refused, the oldest of its class makes room: it has waited longest, and the caller has
-        to send it on.
+        Raise QueueFullError if the queue, or the class's part of it, is full and no request has to give way. Only
+        sheddable requests have to. For a higher priority it is the newest request of the tenant with most requests in
+        the lowest class. For the same priority it is the newest request of a tenant that has more waiting than the
+        newcomer's tenant will have. If there is none and the newcomer may not be refused, the oldest request of its
+        class makes room: it has waited longest, and the caller has to send it on.
         """
         if ticket in self._places:
             raise ValueError("this ticket waits already")
-        if self._as_now:  # what was read before the policy changed belongs to the class as it is now
+        if self._as_now:  # a request classified before the policy change gets the new version of its class
             self._as_now.setdefault(ticket.class_name, ticket.priority_class)
         ticket.priority_class = self._class_of(ticket)
         tenant = self._counted_as(ticket.tenant)
@@ -97,28 +101,26 @@ class FlowQueue:
         ticket.sequence = self._sequence
         pool = self._pools.get(ticket.pool)
         if pool is None:
-            pool = self._pools[ticket.pool] = _Pool(self._overload)
+            pool = self._pools[ticket.pool] = _Pool(self._turns)
         ticket.group = pool.counted_as(ticket.group)
         pool.add(ticket, tenant)
         self._places[ticket] = _Place(pool, tenant)
         self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
-        backlog = self._backlogs.get(ticket.class_name)
+        part = _part(ticket)
+        backlog = self._backlogs.get(part)
         if backlog is None:
-            backlog = self._backlogs[ticket.class_name] = ClassBacklog(
-                priority=ticket.priority_class.priority, is_sheddable=ticket.priority_class.sheddable
-            )
+            backlog = self._backlogs[part] = ClassBacklog(priority=ticket.priority_class.priority, is_sheddable=part[1])
         backlog.add(ticket, tenant)
         insort(self._deadlines, (ticket.deadline, ticket.sequence, ticket))
 
     def _class_of(self, ticket: Ticket) -> PriorityClass:
-        """Return its class as it is now, and as one whose requests may be refused where it has to give way."""
         found = self._as_now.get(ticket.class_name, ticket.priority_class)
         if ticket.gives_way and not found.sheddable:
             return msgspec.structs.replace(found, sheddable=True)
         return found
 
     def remove(self, ticket: Ticket) -> bool:
-        """Forget a request, and tell whether it waited."""
+        """Remove a request, and tell whether it was waiting."""
         place = self._places.pop(ticket, None)
         if place is None:
             return False
@@ -128,20 +130,20 @@ class FlowQueue:
         self._tenants[place.tenant] -= 1
         if not self._tenants[place.tenant]:
             del self._tenants[place.tenant]
-        backlog = self._backlogs[ticket.class_name]
+        backlog = self._backlogs[_part(ticket)]
         backlog.remove(ticket, place.tenant)
         if not backlog.requests:
-            del self._backlogs[ticket.class_name]
+            del self._backlogs[_part(ticket)]
         del self._deadlines[bisect_left(self._deadlines, (ticket.deadline, ticket.sequence))]
         return True
 
     def candidates(self, pool: str, now: float) -> Iterator[Ticket]:
-        """Yield whom to try next, for one wake.
+        """Yield the tickets to try in one wake, in order.
 
-        Each is to be tried with its `tried_ceiling`: its class's, or a higher one where its class is owed its share.
-        After each the caller either has called `went` or `remove` for it, or it found no room: then no ticket of its
-        group with the same or a lower ceiling is tried again in this wake. Ends when none is left to try, or when
-        too many groups have found no room.
+        Try each with its `tried_ceiling`: its class's, or a higher one if its class is owed its reserved share. Call
+        `went` or `remove` for a ticket that leaves, before asking for the next one. A ticket that stays found no room:
+        then no ticket of its group with the same or a lower ceiling is tried again in this wake. Ends when no ticket is
+        left to try, or when too many tries have found no room.
         """
         failed: dict[str, float] = {}
         here = self._pools.get(pool)
@@ -158,19 +160,19 @@ class FlowQueue:
                 here.could_not(ticket)
 
     def went(self, ticket: Ticket, now: float) -> None:
-        """Take out a request that is on its way, and charge its tenant and its class."""
+        """Remove a request that was sent, and charge its tenant and its class."""
         place = self._places[ticket]
         place.pool.charge(ticket, place.tenant, now=now)
         self.remove(ticket)
 
     def passed(self, pool: str, class_name: str, ceiling: float, cost: int) -> None:
-        """Take a request that was sent without waiting, or was sent on: those that wait here earn of it."""
+        """Count a request sent without waiting, or sent on: the waiting classes earn their reserved shares of it."""
         here = self._pools.get(pool)
         if here is not None:
             here.passed(class_name, ceiling, cost)
 
     def expired(self, now: float) -> Sequence[Ticket]:
-        """Take out and return the tickets whose time is over."""
+        """Remove and return the tickets past their deadline."""
         over = []
         while self._deadlines and self._deadlines[0][0] <= now:
             over.append(self._deadlines[0][2])
@@ -178,13 +180,13 @@ class FlowQueue:
         return over
 
     def next_deadline(self) -> float | None:
-        """Return when the first one's time is over."""
+        """Return the earliest deadline, or None if no ticket waits."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def ahead(self, pool: str, priority: int, tenant: str | None = None, cost: int = 0) -> tuple[int, int]:
-        """Return the tokens and the requests that wait in this pool with this priority or a higher one.
+        """Return the tokens and the number of requests that wait in this pool with this priority or a higher one.
 
-        With a tenant: about those of them that go before a newcomer of that tenant with `cost` uncached tokens.
+        With a tenant, estimate only the part before its newcomer with `cost` uncached tokens.
         """
         here = self._pools.get(pool)
         tokens = requests = 0
@@ -200,7 +202,7 @@ class FlowQueue:
         return tokens, requests
 
     def is_ahead(self, pool: str, priority: int, group: str | None = "") -> bool:
-        """Tell whether a ticket of this group (None: any) waits that a newcomer of this priority must not overtake."""
+        """Tell whether a newcomer of this priority must wait behind a ticket of this group, or of any if None."""
         here = self._pools.get(pool)
         if here is None:
             return False
@@ -209,7 +211,7 @@ class FlowQueue:
         return any(kind.group == group for at, band in here.bands if -at >= priority for kind in band.kinds)
 
     def is_alone(self, ticket: Ticket) -> bool:
-        """Tell whether no other ticket waits whose try would show that there is no room for this one."""
+        """Tell whether no other waiting ticket's failed try would imply that there is no room for this one."""
         here = self._pools.get(ticket.pool)
         own = kind_of(ticket)
         return here is None or not any(
@@ -219,7 +221,7 @@ class FlowQueue:
         )
 
     def highest(self, pool: str) -> int | None:
-        """Return the highest priority that waits in this pool, None if none does."""
+        """Return the highest waiting priority in this pool, or None if no ticket waits."""
         here = self._pools.get(pool)
         return None if here is None else -here.bands[0][0]
 
@@ -229,18 +231,22 @@ class FlowQueue:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Return how many wait of each class; all classes of the policy are there."""
-        return dict.fromkeys(self._classes, 0) | {name: backlog.requests for name, backlog in self._backlogs.items()}
+        """Return the number of waiting requests by class, including classes of the policy without any."""
+        sizes = dict.fromkeys(self._classes, 0)
+        for (name, _), backlog in self._backlogs.items():
+            sizes[name] = sizes.get(name, 0) + backlog.requests
+        return sizes
 
     def _counted_as(self, tenant: str) -> str:
         return tenant if tenant in self._tenants or len(self._tenants) < MOST_TENANTS else OTHERS
 
     def _victim(self, ticket: Ticket, tenant: str) -> Ticket | None:
-        """Return the ticket that has to give way, None while there is room. Raise QueueFullError if none has to."""
+        """Return the ticket to displace, or None while there is room. Raise QueueFullError if none has to give way."""
         asked = ticket.priority_class
-        backlog = self._backlogs.get(ticket.class_name)
+        backlog = self._backlogs.get(_part(ticket))
+        rest = self._backlogs.get((ticket.class_name, not asked.sheddable))
         mine = 0 if backlog is None else backlog.of(tenant)
-        if (0 if backlog is None else backlog.requests) >= asked.queue_requests:
+        if sum(part.requests for part in (backlog, rest) if part is not None) >= asked.queue_requests:
             if backlog is not None and not asked.sheddable:
                 return backlog.oldest()
             if backlog is not None and backlog.most > mine + 1:
@@ -261,12 +267,11 @@ class FlowQueue:
             if backlog is not None and not asked.sheddable:
                 return backlog.oldest()
             raise QueueFullError(f"{self._overload.queue_requests} requests wait already")
-        return min(may_give_way, key=_least_important).newest_of_most()
+        least_important = min(may_give_way, key=lambda backlog: (backlog.priority, -backlog.most))
+        return least_important.newest_of_most()
 
 
 class _Here:
-    """Those of one class in one pool."""
-
     __slots__ = ("band", "ceiling", "requests")
 
     def __init__(self, band: Band, *, ceiling: float) -> None:
@@ -276,26 +281,22 @@ class _Here:
 
 
 class _Pool:
-    """The bands of one pool."""
+    __slots__ = ("_ceiling_passed", "_floor_turn", "_groups", "_guaranteed", "_now", "_turns", "bands", "classes")
 
-    __slots__ = ("_ceiling_passed", "_floor_turn", "_groups", "_guaranteed", "_now", "_overload", "bands", "classes")
-
-    def __init__(self, overload: OverloadPolicy) -> None:
-        self._overload = overload
+    def __init__(self, turns: tuple[int, float]) -> None:
+        self._turns = turns  # as the arguments of a Band
         self._guaranteed = GuaranteedShares()
-        self._ceiling_passed = 0.0  # the highest of those that were sent without waiting meanwhile
-        self._floor_turn: Ticket | None = None  # the last one tried before its band's turn
-        self._groups: OrderedDict[str, int] = OrderedDict()  # -> waiting requests; those tried in turn go to the end
+        self._ceiling_passed = 0.0  # the highest ceiling of requests sent without waiting meanwhile
+        self._floor_turn: Ticket | None = None  # set if the last try was a turn on a guaranteed share
+        self._groups: OrderedDict[str, int] = OrderedDict()  # -> waiting requests; untried for longest first
         self._now = float("-inf")
         self.bands: list[tuple[int, Band]] = []  # sorted: (-priority, band)
         self.classes: dict[str, _Here] = {}
 
     def counted_as(self, group: str) -> str:
-        """Return the group under which one of this group waits."""
         return group if group in self._groups or len(self._groups) < MOST_GROUPS else OTHERS
 
     def add(self, ticket: Ticket, tenant: str) -> None:
-        """Let it wait in its band."""
         asked = ticket.priority_class
         band = self._band(asked.priority)
         self._now = max(self._now, ticket.arrived_at)
@@ -308,7 +309,6 @@ class _Pool:
         self._groups[ticket.group] = self._groups.get(ticket.group, 0) + 1
 
     def remove(self, ticket: Ticket, tenant: str) -> None:
-        """Take it out of its band."""
         here = self.classes[ticket.class_name]
         here.band.remove(ticket, tenant, now=self._now)
         here.requests -= 1
@@ -322,10 +322,10 @@ class _Pool:
             del self._groups[ticket.group]
 
     def following(self, failed: Mapping[str, float], *, now: float) -> Ticket | None:
-        """Return the next to try: classes below their guaranteed share, then the bands from the highest on.
+        """Return the next ticket to try: of classes owed their guaranteed share, then by priority.
 
-        A guaranteed share would be void under the class's own ceiling: those above it hold every endpoint above that,
-        always. What it has saved bounds what it takes of theirs.
+        A class owed its share is tried with the highest ceiling in the pool. Under its own, the share would be void:
+        higher classes always keep every endpoint fuller than that. Its savings bound how much of their room it takes.
         """
         self._now = max(self._now, now)
         self._floor_turn = None
@@ -339,7 +339,6 @@ class _Pool:
         return self._highest(Wanted(failed))
 
     def in_turn(self, failed: Mapping[str, float], *, now: float) -> Ticket | None:
-        """Return the next to try of the group that has not been tried for longest."""
         self._now = max(self._now, now)
         for group in tuple(self._groups):
             ticket = self._highest(Wanted(failed, group=group))
@@ -349,19 +348,17 @@ class _Pool:
         return None
 
     def could_not(self, ticket: Ticket) -> None:
-        """The last one returned found no room."""
         if ticket is self._floor_turn:
-            self._guaranteed.could_not(ticket.class_name, most=max(ticket.cost, self._overload.quantum_tokens))
+            self._guaranteed.could_not(ticket.class_name, most=max(ticket.cost, self._turns[0]))
 
     def charge(self, ticket: Ticket, tenant: str, *, now: float) -> None:
-        """Book a ticket that goes and still waits here."""
+        """Charge tenant and class for a ticket that is sent; call it before `remove`."""
         self._now = max(self._now, now)
         band = self.classes[ticket.class_name].band
         band.charge(ticket, tenant)
         self._guaranteed.went(ticket.class_name, ticket.cost)
 
     def passed(self, class_name: str, ceiling: float, cost: int) -> None:
-        """Book a request that goes and has not waited here."""
         self._ceiling_passed = max(self._ceiling_passed, ceiling)
         self._guaranteed.went(class_name, cost)
 
@@ -377,22 +374,18 @@ class _Pool:
         for at, band in self.bands:
             if at == -priority:
                 return band
-        band = Band(quantum_tokens=self._overload.quantum_tokens, age_seconds=self._overload.age_seconds)
+        band = Band(*self._turns)
         self.bands.append((-priority, band))
-        self.bands.sort(key=_place_of_band)
+        self.bands.sort(key=lambda entry: entry[0])
         return band
 
 
 class _Place(NamedTuple):
-    """Where a ticket waits, under the name of which tenant."""
+    """A waiting ticket's pool, and the tenant that it is counted as."""
 
     pool: _Pool
     tenant: str
 
 
-def _place_of_band(entry: tuple[int, Band]) -> int:
-    return entry[0]
-
-
-def _least_important(backlog: ClassBacklog) -> tuple[int, int]:
-    return backlog.priority, -backlog.most
+def _part(ticket: Ticket) -> tuple[str, bool]:
+    return ticket.class_name, ticket.priority_class.sheddable

@@ -1,4 +1,4 @@
-"""Reads and edits bodies without holding up other requests: a long one in the thread, in its tenant's turn."""
+"""Reads and edits bodies without delaying other requests: a long one in the worker thread, at its tenant's turn."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -7,7 +7,7 @@ from extproc.admission.asked_request import AskedRequest, RequestReader, SentBod
 from extproc.admission.classify import tenant_of
 from extproc.errors import LongBodiesLimitedError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.requests.json_body import ClientBody
+from extproc.requests.client_body import ClientBody
 from extproc.requests.long_work import LongWork, LongWorkError
 
 _T = TypeVar("_T")
@@ -15,15 +15,14 @@ _T = TypeVar("_T")
 
 async def read(
     facts: RequestFacts,
-    raw: bytes | None,
+    body: ClientBody | None,
     reader: RequestReader,
     long_work: LongWork,
     *,
     draw: float,
     adapters: Mapping[str, str],
 ) -> AskedRequest:
-    """Return the request as `RequestReader.ask` does; `raw`: its body. Raise PickError as that does."""
-    body = reader.body_of(facts, raw)
+    """Parse the request and return it as `RequestReader.ask` does. Raise PickError like that."""
     if body is not None and body.is_long:
         tenant = tenant_of(facts, reader.policy)
         request = await _away(lambda: reader.parse(facts, body), body, long_work, tenant=tenant)
@@ -35,7 +34,7 @@ async def read(
 async def edit(
     asked: AskedRequest, reader: RequestReader, long_work: LongWork, *, degraded: dict[str, str]
 ) -> SentBody:
-    """Return what the pod gets, as `RequestReader.edit` does."""
+    """Return the body for the pod, as `RequestReader.edit` does."""
     body = asked.body
     if body is None or not body.is_long or not reader.changes(asked):
         return reader.edit(asked, degraded=degraded)

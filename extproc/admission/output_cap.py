@@ -1,6 +1,6 @@
-"""Lower how many tokens a request may generate: which top-level fields of its body change, API by API.
+"""The changes of top-level fields that lower a request's output limit, for each API, and that set its engine priority.
 
-Fields and defaults are vLLM 0.32's. Never raises a limit, and never makes a request that vLLM takes one that it
+Fields and defaults are vLLM 0.32's. Never raises a limit, and never turns a valid request into one that vLLM
 refuses.
 """
 
@@ -13,10 +13,11 @@ from extproc.errors import MalformedRequestError
 from extproc.requests.json_edit import JsonObject
 from extproc.requests.openai_bodies import COMPLETION_MAX_TOKENS
 from extproc.requests.request import ApiKind, InferenceRequest
+from extproc.requests.request_fields import count
 
-LEAST_THINKING_TOKENS = 1024  # Anthropic's API takes no smaller budget
+LEAST_THINKING_TOKENS = 1024  # Anthropic's API accepts no smaller budget
 
-_CHAT_LIMITS = ("max_completion_tokens", "max_tokens")  # the first one that is given counts
+_CHAT_LIMITS = ("max_completion_tokens", "max_tokens")  # the first one present counts
 _LIMITS: Mapping[ApiKind, tuple[str, ...]] = {
     ApiKind.CHAT_COMPLETIONS: _CHAT_LIMITS,
     ApiKind.COMPLETIONS: ("max_tokens",),
@@ -35,9 +36,9 @@ _CAPPING = frozenset((*_CHAT_LIMITS, "max_output_tokens", _SAMPLING, _THINKING))
 def body_changes(
     request: InferenceRequest, plain: JsonObject, *, measures: Measures, priority: int | None
 ) -> Mapping[str, bytes]:
-    """Return the fields (name -> JSON) that the steps in force and the class change; mostly none.
+    """Return the fields (name -> JSON) changed by the steps in force and the class; mostly none.
 
-    `plain` is the body without content codings; `priority` the class's, None where pods do not schedule by it.
+    `plain` is the body without content codings. `priority` is the class's, or None if pods do not schedule by it.
     """
     changes: Mapping[str, bytes] = {}
     if measures.output_tokens is not None:
@@ -48,16 +49,16 @@ def body_changes(
 
 
 def caps(changes: Mapping[str, bytes]) -> bool:
-    """Tell whether these changes lower what the request may generate."""
+    """Tell whether these changes lower the request's output limit."""
     return not _CAPPING.isdisjoint(changes)
 
 
 def capped(request: InferenceRequest, plain: JsonObject, *, tokens: int) -> Mapping[str, bytes]:
-    """Return the fields (name -> JSON) that keep each answer within `tokens`; none where nothing is to be lowered.
+    """Return the fields (name -> JSON) that limit each choice to `tokens`; none if the limit is low enough already.
 
-    Each of `n` choices has the limit for itself, as in the API. Not for answers that are worth nothing when they are
-    cut: those in a demanded format, and those of requests with tools. Raise MalformedRequestError for an object that
-    cannot be searched: vLLM may be able to.
+    As in the API, the limit is for each of the `n` choices. Answers that are worthless when cut are not limited:
+    structured output, and answers to requests with tools. Raise MalformedRequestError for an object that cannot be
+    searched, as vLLM may still be able to read it.
     """
     limits = _LIMITS.get(request.api)
     if limits is None:
@@ -76,8 +77,6 @@ def capped(request: InferenceRequest, plain: JsonObject, *, tokens: int) -> Mapp
 
 
 class _Values:
-    """Raw JSON values by name, parsed as they are asked for."""
-
     __slots__ = ("_raw",)
 
     def __init__(self, raw: Mapping[str, bytes]) -> None:
@@ -98,7 +97,7 @@ class _Values:
             return True
         if any(_is_format(self.get(name)) for name in _FORMATS):
             return True
-        # not parsed: they may be of a hundred kilobytes
+        # not parsed: the tools may be 100 kB
         if self.raw("tools").translate(None, b" \t\r\n") in (b"null", b"[]"):
             return False
         choice = self.get("tool_choice")
@@ -107,7 +106,7 @@ class _Values:
 
 
 def _is_format(value: Any) -> bool:
-    """Tell whether `response_format`, Responses' `text` or Messages' `output_config` ask for a form."""
+    """Tell whether `response_format`, Responses' `text` or Messages' `output_config` asks for structured output."""
     if not isinstance(value, dict):
         return False
     inner = value.get("format")
@@ -128,12 +127,12 @@ def _capped_sampling(plain: JsonObject, limits: tuple[str, ...], *, tokens: int)
 
 
 def _capped_messages(values: _Values, *, tokens: int) -> Mapping[str, bytes]:
-    """Lower `max_tokens`, which must be there, and a thinking budget, which must stay below it: each to `tokens`."""
-    limit = _tokens(values.get("max_tokens"))
+    """Anthropic's API requires `max_tokens`, above a thinking budget: lower it to the budget plus `tokens`."""
+    limit = count(values.get("max_tokens"))
     thinking = values.get(_THINKING)
     if limit is None or not isinstance(thinking, dict) or thinking.get("type") != "enabled":
         return {} if limit is None else _lowered(values, ("max_tokens",), tokens=tokens, default=None)
-    budget = _tokens(thinking.get("budget_tokens"))
+    budget = count(thinking.get("budget_tokens"))
     if budget is None or budget >= limit:
         return {}  # the pod refuses it
     lowered = min(budget, max(tokens, LEAST_THINKING_TOKENS))
@@ -146,51 +145,40 @@ def _capped_messages(values: _Values, *, tokens: int) -> Mapping[str, bytes]:
 
 
 def _lowered(values: _Values, limits: tuple[str, ...], *, tokens: int, default: int | None) -> dict[str, bytes]:
-    """Return the changes for the limit that counts; `default`: what it is where none is given, None for no limit."""
+    """Return the changes for the limit in effect. `default` applies if the request has none; None is no limit."""
     given = [name for name in limits if values.get(name) is not None]
-    limit = _tokens(values.get(given[0])) if given else default
+    limit = count(values.get(given[0])) if given else default
     if (given and limit is None) or (limit is not None and limit <= tokens):
         return {}
     changes = {given[0] if given else limits[-1]: b"%d" % tokens}
-    least = _tokens(values.get(_LEAST))
+    least = count(values.get(_LEAST))
     if least is not None and least > tokens:
         changes[_LEAST] = b"%d" % tokens  # vLLM refuses min_tokens above the limit
     return changes
 
 
-def _tokens(value: Any) -> int | None:
-    """Return a number of tokens in any form that pydantic takes for one; None for what the pod refuses."""
-    try:
-        if isinstance(value, str):
-            value = float(value) if "." in value else int(value)
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if number == value else None
-
-
 PRIORITY_FIELD = "priority"
-# all of vLLM 0.32's APIs that generate or pool, but Anthropic's, whose fields are not passed on
+# all generating and pooling APIs of vLLM 0.32 except Anthropic's, whose fields vLLM does not pass on
 _APIS = frozenset(
     (
         *(ApiKind.CHAT_COMPLETIONS, ApiKind.COMPLETIONS, ApiKind.RESPONSES, ApiKind.GENERATE),
         *(ApiKind.EMBEDDINGS, ApiKind.POOLING, ApiKind.SCORE, ApiKind.RERANK),
     )
 )
-_LOWEST, _HIGHEST = -(2**63), 2**63 - 1  # outside them vLLM answers 400
+_LOWEST, _HIGHEST = -(2**63), 2**63 - 1  # vLLM answers 400 outside this range
 
 
 def engine_priority(request: InferenceRequest, plain: JsonObject, *, priority: int) -> Mapping[str, bytes]:
-    """Return the field (name -> JSON) for a class's priority, over what the client wrote; none where nothing changes.
+    """Return the field (name -> JSON) for a class's priority, replacing the client's; none if nothing changes.
 
-    vLLM serves the lower number first, and a class with the higher one is more important: the sign turns. On a path
-    that we do not know only what the client wrote is replaced. Raise MalformedRequestError for an object that may have
-    the field and cannot be searched: vLLM may be able to.
+    vLLM serves the lower number first, while a class with a higher one is more important: the sign is inverted. On an
+    unknown path the field is only replaced, never added. Raise MalformedRequestError for an object that may have the
+    field and cannot be searched, as vLLM may still be able to read it.
     """
     is_known = request.api in _APIS
     if not is_known and request.api is not ApiKind.OTHER:
         return {}
-    # 0 is vLLM's own: the body is copied only where the client may have written another one
+    # 0 is vLLM's default: edit the body only if the client may have set another value
     if (priority == 0 or not is_known) and not plain.may_name(PRIORITY_FIELD):
         return {}
     if not request.prompts and not request.has_media and not plain.may_be_object:

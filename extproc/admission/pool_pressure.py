@@ -1,10 +1,9 @@
-"""How long a newcomer must expect to wait, and what follows for its class: steps of degradation, refusals, Retry-After.
+"""The expected wait of a newcomer, and its consequences for the class: degradation steps, refusals, Retry-After.
 
-A pool is here the endpoints of one model. Nothing here waits.
+Here a pool is the endpoints of one model. Nothing here waits.
 """
 
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
 from math import ceil
 from typing import Any, Protocol
 
@@ -17,24 +16,24 @@ from extproc.choosing.stream_room import least_seconds
 from extproc.errors import RequestShedError
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
-from extproc.policy.priority import PriorityClass, PriorityPolicy
 from extproc.policy.request_class import RequestClass
 
-OUTLOOK_SECONDS = 2.0  # what a pool looked like then says nothing now
-LEAST_SHARE = 0.02  # of a pool that is left to a class; what is below it is refused anyhow
+OUTLOOK_SECONDS = 2.0  # an older look at a pool says nothing about it now
+SHED_LEAVE = 0.8  # of the target: below it refusing ends
+LEAST_SHARE = 0.02  # of a pool, left to a class at least; with less its requests would be refused anyway
 MOST_SHEDDING = 10_000  # (class, tenant, pool) remembered
-ANY_CLASS = ""  # in the place of a class's name
-WORK_SHARE = 0.1  # that the newest request has in the mean work of its class
-MOST_POOLS = 1024  # remembered: clients name models, and where none is configured they name what they like
+ANY_CLASS = ""  # in place of a class's name
+WORK_SHARE = 0.1  # weight of the newest request in the moving mean of its class's work
+MOST_POOLS = 1024  # remembered: without configured models, clients invent names
 
 
 class Waiting(Protocol):
-    """The queue, as far as a newcomer is concerned."""
+    """The queue, as a newcomer sees it."""
 
     def ahead(self, pool: str, priority: int, tenant: str | None = None, cost: int = 0) -> tuple[int, int]:
         """Return the uncached tokens and the number of requests that wait with this priority or a higher one.
 
-        With a tenant: those of them that go before a newcomer of that tenant with `cost` uncached tokens.
+        With a tenant, count only the requests before its newcomer with `cost` uncached tokens.
         """
 
     def waits_in(self, pool: str) -> bool:
@@ -42,50 +41,43 @@ class Waiting(Protocol):
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What the last look at a pool's endpoints has shown."""
+    """The result of the last look at a pool's endpoints."""
 
     has_room: bool
     endpoints: tuple[str, ...]
-    base_seconds: float  # TTFT of a request without tokens of its own at the best endpoint
+    base_seconds: float  # TTFT of a request without uncached tokens at the best endpoint
     at: float  # monotonic seconds
-    inter_token_seconds: float = 0.0  # with one more stream, where it would be the shortest; 0: not known
+    inter_token_seconds: float = 0.0  # with one more stream, at the endpoint where it is shortest; 0 if unknown
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request must expect were it to wait now."""
+    """The estimates for one request if it has to wait from now on."""
 
     ttft_seconds: float
-    own_seconds: float  # of these, from the moment in which it is sent on
-    work_seconds: float  # of the pool, for this request alone
+    own_seconds: float  # the part of the TTFT after dispatch
+    work_seconds: float  # the pool's work on this request alone
 
     @property
     def wait_seconds(self) -> float:
-        """Until it is sent on."""
+        """The part of the TTFT before dispatch."""
         return self.ttft_seconds - self.own_seconds
 
 
 class PoolPressure:
-    """What is expected of one picker's pool, by class and tenant."""
+    """The estimates, by class and tenant, for one picker's pools."""
 
     def __init__(
         self,
         *,
-        policy: PriorityPolicy,
         estimates: LatencyEstimates,
         degradation: Degradation,
         waiting: Waiting,
         clock: Callable[[], float],
         random: Callable[[], float],
         replicas: Callable[[], int] = lambda: 1,
-        sheddable_status: int = HTTPStatus.SERVICE_UNAVAILABLE,
     ) -> None:
-        """`replicas`: how many pickers share the pools; at the others as much is taken to wait as here.
-
-        `sheddable_status`: of refusals of sheddable classes that name none.
-        """
-        self._sheddable_status = sheddable_status
+        """`replicas` is the number of pickers that share the pools; each other queue is assumed as long as this one."""
         self._replicas = replicas
-        self._policy = policy
         self._estimates = estimates
         self._degradation = degradation
         self._waiting = waiting
@@ -95,21 +87,16 @@ class PoolPressure:
         self._shedding: dict[tuple[str, str, str], None] = {}  # class, tenant, pool
         self._rates: dict[str, DispatchRates] = {}
         self._margins: dict[tuple[str, str, str], WaitMargin] = {}  # class, tenant, pool
-        # class, pool: of classes that may be refused; the one used last is last
+        # class, pool: sheddable classes only; the least recently used is first
         self._shares: dict[tuple[str, str], TenantShares] = {}
-        self._sharing = 0  # tenants in all of them
+        self._sharing = 0  # total of tenants in `_shares`
         self._lines: dict[tuple[str, str], RetrySlots] = {}
-        self._work: dict[tuple[str, str], float] = {}  # class, pool: mean seconds of those that had to be judged
-
-    def reconfigure(self, policy: PriorityPolicy) -> None:
-        """Go by another policy from now on; what was learned of the pool stays."""
-        self._policy = policy
-        self._lines.clear()  # their bounds are the policy's
+        self._work: dict[tuple[str, str], float] = {}  # class, pool: mean work in seconds of its judged requests
 
     def saw(
         self, request_class: RequestClass, kept: Sequence[Candidate], *, pool: str, has_room: bool, now: float
     ) -> None:
-        """Remember how the pool's endpoints stand for the class."""
+        """Record a look at the pool's endpoints for the class."""
         outlook = Outlook(
             has_room=has_room,
             endpoints=tuple([candidate.address for candidate in kept]),
@@ -123,7 +110,7 @@ class PoolPressure:
             self._outlooks[key] = outlook
 
     def measures(self, request_class: RequestClass, *, pool: str) -> Measures:
-        """Return what is taken from a request of the class now; raise RequestShedError for the step `reject`."""
+        """Update and return the class's measures for a newcomer; raise RequestShedError if the step `reject` is on."""
         if not request_class.priority_class.degrade:
             return NO_MEASURES
         now = self._clock()
@@ -144,7 +131,7 @@ class PoolPressure:
         return measures
 
     def in_force(self, request_class: RequestClass, *, pool: str) -> Measures:
-        """Return what is taken from the class now, and change nothing; raise RequestShedError where it is refused."""
+        """Return the class's measures without updating them; raise RequestShedError if the step `reject` is on."""
         measures = measures_of(
             [
                 entry.step
@@ -165,7 +152,7 @@ class PoolPressure:
         uncached_tokens: int,
         waits: bool = True,
     ) -> Expectation:
-        """Return what a request has to expect: where it waits, those ahead of it, and then its own prompt."""
+        """Return the estimates for a request: the work ahead of it if it waits, then its own prompt."""
         endpoints = [candidate.address for candidate in kept]
         wait = 0.0
         if waits:
@@ -177,7 +164,7 @@ class PoolPressure:
         )
 
     def went(self, request_class: RequestClass, *, pool: str, uncached_tokens: int, now: float) -> None:
-        """Take a request that was sent on: those below it have that much less of the pool."""
+        """Count a dispatched request: it takes this much of the pool from lower classes."""
         rates = self._rates.get(pool)
         if rates is None:
             _make_room(self._rates, most=MOST_POOLS)
@@ -188,7 +175,7 @@ class PoolPressure:
             self._share(request_class, pool, uncached_tokens, now=now)
 
     def _share(self, request_class: RequestClass, pool: str, tokens: int, *, now: float) -> None:
-        """Note what a tenant got; clients invent both names, so that what is bounded is all of it together."""
+        """Count a tenant's tokens. The total of entries is bounded, as clients may invent the names of both parts."""
         key = (request_class.class_name, pool)
         shares = self._shares.pop(key, None) or TenantShares()
         self._shares[key] = shares
@@ -199,7 +186,7 @@ class PoolPressure:
             self._sharing -= len(self._shares.pop(next(iter(self._shares))))
 
     def waited(self, request_class: RequestClass, expectation: Expectation, *, pool: str, seconds: float) -> None:
-        """Learn from a request that was in the queue for so long, whatever ended it but its client."""
+        """Learn from a request that spent `seconds` in the queue, unless its client ended the wait."""
         key = (request_class.class_name, request_class.tenant, pool)
         margin = self._margins.get(key)
         if margin is None:
@@ -211,7 +198,7 @@ class PoolPressure:
     def _wait(
         self, request_class: RequestClass, pool: str, uncached_tokens: int, endpoints: Sequence[str], *, now: float
     ) -> float:
-        """Return the seconds until those are gone that go before a newcomer, now or because they will overtake it."""
+        """Return the seconds until all work before a newcomer is sent: requests ahead and future overtakers."""
         asked = request_class.priority_class
         replicas = self._replicas()
         tokens, requests = self._waiting.ahead(pool, asked.priority, request_class.tenant, uncached_tokens)
@@ -221,16 +208,16 @@ class PoolPressure:
             return seconds
         seconds = rates.drain_seconds(tokens, estimated=seconds, now=now)
         above = rates.above(asked.priority, now=now)
-        taken = self._estimates.drain_seconds(above * replicas, 0, endpoints=endpoints)  # share of each second
+        taken = self._estimates.drain_seconds(above * replicas, 0, endpoints=endpoints)  # seconds of work per second
         taken = rates.share_above(asked.priority, estimated=taken, now=now)
         return seconds / max(1.0 - taken, asked.reserved_share, LEAST_SHARE)
 
     def ahead(self, request_class: RequestClass, *, pool: str) -> int:
-        """Return how many requests wait that such a request would not overtake."""
+        """Return the number of waiting requests with the class's priority or a higher one."""
         return self._waiting.ahead(pool, request_class.priority_class.priority)[1]
 
     def cannot_be_met(self, request_class: RequestClass, expectation: Expectation, *, pool: str) -> bool:
-        """Tell whether the class's target is out of reach; once it is, until the estimate is well below it again."""
+        """Tell whether the class's TTFT target is out of reach; then also until the estimate is well below it again."""
         self._judged(request_class, expectation, pool=pool)
         key = (request_class.class_name, request_class.tenant, pool)
         if not self.is_late(request_class, expectation, pool=pool):
@@ -241,9 +228,9 @@ class PoolPressure:
         return True
 
     def turn_away(self, request_class: RequestClass, *, pool: str) -> None:
-        """Raise RequestShedError where, as a moment ago, the target is out of reach already for a prompt of no tokens.
+        """Raise RequestShedError if the tenant's requests are being shed and even an empty prompt would be too late.
 
-        For a newcomer that has to wait: one that is cached altogether waits no shorter than that.
+        For a newcomer that has to wait: a fully cached prompt makes its wait no shorter.
         """
         if (request_class.class_name, request_class.tenant, pool) not in self._shedding:
             return
@@ -266,18 +253,18 @@ class PoolPressure:
         self._work[key] += WORK_SHARE * (expectation.work_seconds - self._work[key])
 
     def is_late(self, request_class: RequestClass, expectation: Expectation, *, pool: str) -> bool:
-        """Tell the same without taking note of it, for explanations."""
+        """Tell the same as `cannot_be_met` without recording it."""
         key = (request_class.class_name, request_class.tenant, pool)
         target = request_class.priority_class.targets.ttft_seconds
         worst = expectation.own_seconds + expectation.wait_seconds * self._margin(request_class, pool)
         if key in self._shedding:
-            target *= self._policy.overload.shed_leave
+            target *= SHED_LEAVE
         return worst > target
 
     def _margin(self, request_class: RequestClass, pool: str) -> float:
-        """Return how many times longer than expected the request may wait.
+        """Return how many times the expected wait the request may wait at worst.
 
-        Those who flood make waits uncertain. A tenant that got less than another is not refused more for that.
+        A flood makes waits uncertain. A tenant that got less than another is not refused more often for that.
         """
         margin = self._margins.get((request_class.class_name, request_class.tenant, pool))
         if margin is None:
@@ -296,21 +283,16 @@ class PoolPressure:
         *,
         now: float,
     ) -> RequestShedError:
-        """Return the answer for a client that is sent away, with the time at which it shall come back."""
+        """Return the answer for a refused client, with the time to retry."""
         priority_class = request_class.priority_class
         target = priority_class.targets.ttft_seconds
         key = (request_class.class_name, pool)
         line = self._lines.get(key)
         if line is None:
             _make_room(self._lines, most=MOST_POOLS)
-            overload = self._policy.overload
-            line = self._lines[key] = RetrySlots(
-                least_seconds=overload.least_retry_seconds,
-                most_seconds=overload.most_retry_seconds,
-                jitter=overload.retry_jitter,
-            )
+            line = self._lines[key] = RetrySlots()
         seconds = line.after(
-            wait_seconds=max(expectation.ttft_seconds - target * self._policy.overload.shed_leave, 0.0),
+            wait_seconds=max(expectation.ttft_seconds - target * SHED_LEAVE, 0.0),
             work_seconds=expectation.work_seconds,
             now=now,
             random=self._random,
@@ -320,7 +302,7 @@ class PoolPressure:
             f"{expectation.ttft_seconds:.3g} s for its first token, and {target:g} s is what the class is promised; "
             f"try again in {ceil(seconds)} s",
             retry_after_seconds=ceil(seconds),
-            http_status=self._status(priority_class),
+            http_status=priority_class.refusal_status,
             headers={
                 PRIORITY_HEADER: request_class.class_name,
                 # the openai SDKs read it first; whole seconds would bring all of them back at once
@@ -328,12 +310,8 @@ class PoolPressure:
             },
         )
 
-    def _status(self, priority_class: PriorityClass) -> int:
-        default = self._sheddable_status if priority_class.sheddable else HTTPStatus.SERVICE_UNAVAILABLE
-        return priority_class.refusal_status or default
-
     def _newcomer(self, request_class: RequestClass, pool: str, now: float) -> float:
-        """Return the TTFT in seconds that any request of the class must expect."""
+        """Return the expected TTFT in seconds of any newcomer of the class, without its own prompt."""
         outlook = self._outlook(request_class, pool, now)
         _, requests = self._waiting.ahead(pool, request_class.priority_class.priority)
         if outlook is None or (not requests and now - outlook.at > OUTLOOK_SECONDS):
@@ -355,17 +333,13 @@ class PoolPressure:
         )
 
     def _outlook(self, request_class: RequestClass, pool: str, now: float) -> Outlook | None:
-        """Return what the class's last look has shown; any class's if it was long ago or requests wait ahead."""
         own = self._outlooks.get((request_class.class_name, pool))
         if own is None or now - own.at > OUTLOOK_SECONDS or self.ahead(request_class, pool=pool):
             return self._outlooks.get((ANY_CLASS, pool))
         return own
 
     def _inter_token(self, request_class: RequestClass, pool: str, now: float) -> float:
-        """Return the seconds a token at the quickest endpoint, 0 where that is not known.
-
-        Of a class that says itself what it is promised: those that one more stream would have.
-        """
+        """In seconds, 0 if unknown; for a class with its own inter-token target, the time with one more stream."""
         outlook = self._outlook(request_class, pool, now)
         if outlook is None:
             return 0.0
@@ -381,6 +355,6 @@ def _is_degraded_by_tokens(request_class: RequestClass) -> bool:
 
 
 def _make_room(remembered: dict[Any, Any], *, most: int) -> None:
-    """Forget the one that was entered first where there are as many as may be: clients invent names."""
+    """Evict the oldest entry when the map is full; its keys come from clients."""
     if len(remembered) >= most:
         del remembered[next(iter(remembered))]

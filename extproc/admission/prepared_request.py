@@ -1,4 +1,4 @@
-"""A request with all that stays as it is while it waits for an endpoint: what it asks, and who holds its prefix."""
+"""A tokenized request with its prefix hits: everything that does not change while it waits for an endpoint."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from extproc.admission.asked_request import AskedRequest, SentBody
+from extproc.admission.asked_request import AskedFor, AskedRequest, SentBody
 from extproc.admission.degradation import NO_MEASURES, took, words_of
 from extproc.choosing.choose import Choice, Query
 from extproc.choosing.decision import Decision
@@ -16,23 +16,24 @@ from extproc.errors import PromptTokensError, ResponseGoneError, UnknownResponse
 from extproc.ext_proc.exchange import NO_HEADERS
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import Ask
+from extproc.pods.pod_ranks import pinned, pod_of
 from extproc.policy.priority import StepKind
 from extproc.policy.shadow import Withheld
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
-from extproc.prompts.token_ids import TOKEN_BYTES, PromptTokens, TokenizedPrompt
-from extproc.quotas.quota import QuotaAsk, QuotaVerdict
-from extproc.records.request_events import AskedFor
-from extproc.requests.kept_responses import LONGEST_ID, tag_in, tag_of
-from extproc.requests.request import InferenceRequest
+from extproc.prompts.tokenized_prompt import TOKEN_BYTES, PromptTokens, TokenizedPrompt
+from extproc.requests.request import RANKED_APIS, InferenceRequest
+from extproc.requests.responses_api import LONGEST_ID, tag_in, tag_of
+from extproc.shared.quota import QuotaAsk, QuotaVerdict
+from kvmesh.index.prefix_match import whole_pods
 
-# who the request belongs to, the most telling first; clients that keep a conversation together send one of them
+# the conversation that a request belongs to, the most specific header first; clients that track one send one of them
 SESSION_HEADERS = ("x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id")
-LONGEST_SESSION = 200  # characters; longer ones are remembered by their hash: clients choose them
+LONGEST_SESSION = 200  # characters; longer names, chosen by clients, are replaced by their hash
 DEGRADED_HEADER = "x-kvmesh-degraded"
-# a batch of prompts in one request is looked up this far: the rest changes the pick little and the delay much
+# prompts of a batch to look up: more would add much delay and hardly change the pick
 MAX_PROMPTS_LOOKED_UP = 16
 NO_PROMPTS = PromptTokens()
-# in place of one that is not configured: its prompts are known as text only, as no pod can be asked about no model
+# stands for any unconfigured model: its prompts are known only as text, as no pod can be asked to tokenize for it
 ANY_MODEL = ServedModel(name="", tokens_from=TokensFrom.TEXT)
 NOT_FOR_MODEL, NO_MODELS = "no-tokenizer-for-model", "models-unknown"
 MODEL_FILTER = frozenset({"model"})
@@ -40,7 +41,7 @@ NO_FILTER: frozenset[str] = frozenset()
 
 
 class PromptSource(Protocol):
-    """The models' tokenizers and chat templates, and what stands in for them."""
+    """The models' tokenizers and chat templates, or substitutes for them."""
 
     async def prompts(
         self,
@@ -52,14 +53,14 @@ class PromptSource(Protocol):
         adapter: str | None = None,
         tenant: str = "",
     ) -> PromptTokens:
-        """Return the tokens of the first `limit` prompts, or what else predicts a shared prefix.
+        """Return the tokens of the first `limit` prompts, or another predictor of a shared prefix.
 
-        `body` is what the pod will get, decoded. Raise PromptTokensError for a model that was not set up.
+        `body` is the decoded body for the pod. Raise PromptTokensError for a model that was not set up.
         """
 
 
 class PrefixIndex(Protocol):
-    """The global prefix index, and with it what the other replicas have booked."""
+    """The global prefix index, together with the other replicas' bookings."""
 
     async def lookup(
         self,
@@ -71,27 +72,26 @@ class PrefixIndex(Protocol):
         session: str | None = None,
         quota: QuotaAsk | None = None,
     ) -> IndexHits:
-        """Find who holds the leading blocks of each prompt, all within one deadline.
+        """Find the pods that hold the leading blocks of each prompt, all within one deadline.
 
-        Never raises: a slow index must not delay a request, and `IndexHits.degraded` says what is missing. `session`
-        and `adapter` are asked for among the other replicas' placements; `quota` is decided in the same round trip.
+        Never raises, as a slow index must not delay a request: `IndexHits.degraded` names the missing parts. The other
+        replicas' placements of `session` and `adapter`, and the decision on `quota`, come in the same round trip.
         """
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """One request for one model, ready to be sent somewhere."""
+    """One request for one model, ready to be placed."""
 
     asked: AskedRequest
     sent: SentBody
     tokens: PromptTokens
     query: Query
-    quota: QuotaAsk | None = None  # what was taken from its tenant's quota; to be settled or cancelled
-    verdict: QuotaVerdict | None = None  # what the quota has answered
-    withheld: tuple[Withheld, ...] = ()  # in shadow: what would have been done to it by now
+    quota: QuotaAsk | None = None  # its charge on the tenant's quota, to be settled or cancelled
+    verdict: QuotaVerdict | None = None  # the quota's answer
 
     @property
     def taken(self) -> tuple[StepKind, ...]:
-        """What the load has taken from this very request."""
+        """The degradation steps that changed this request."""
         asked = self.asked
         if asked.measures is NO_MEASURES:
             return ()
@@ -99,13 +99,13 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_coded(self) -> bool:
-        """Whether the client's body has a content-encoding that is still to be taken off."""
+        """Whether the body for the pod still has the client's content-encoding."""
         sent, body = self.sent, self.asked.body
         return sent.changed is None and body is not None and sent.plain is not body.raw
 
     @property
     def held_bytes(self) -> int:
-        """About the memory that it takes while it waits: its body as it came, decoded, read and changed; its tokens."""
+        """The waiting request's memory, about: its body as received, decoded, parsed and edited, and its tokens."""
         sent, asked = self.sent, self.asked
         raw = asked.body.raw if asked.body is not None else b""
         forms = {id(form): len(form) for form in (raw, sent.plain, sent.changed) if form}
@@ -124,23 +124,23 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def response_headers(self) -> Mapping[str, str]:
-        """What the client is told of its quota and of what the load has taken."""
+        """The headers that report quota and degradation to the client."""
         headers = self.verdict.headers if self.verdict is not None else NO_HEADERS
         kinds = self.taken
         return {**headers, DEGRADED_HEADER: words_of(kinds)} if kinds else headers
 
 
 class Picked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request and the choice that was made for it."""
+    """A request and its choice."""
 
     prepared: Prepared
     choice: Choice
-    prefill: PrefillPlan | None = None  # None: there is nobody else to compute its prompt
-    withheld: tuple[Withheld, ...] = ()  # in shadow: all that would have been done to it
+    prefill: PrefillPlan | None = None  # None if no other pod can compute its prompt
+    withheld: tuple[Withheld, ...] = ()  # in shadow mode: all skipped actions
 
     @property
     def uncached_tokens(self) -> int:
-        """The tokens that the endpoint is expected to compute; what comes from a prefill pod, it only fetches."""
+        """The tokens that the endpoint is expected to compute; it only fetches the ones computed by a prefill pod."""
         decision = self.choice.decision
         if self.prefill is not None and self.prefill.is_remote:
             return 1
@@ -148,36 +148,45 @@ class Picked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decision(self) -> Decision:
-        """Where it goes, and why."""
+        """The request's placement, with its reasons."""
         return self.choice.decision
+
+    def sent_to(self, ranks: Mapping[str, Sequence[int]], most: int | None) -> tuple[Sequence[str], dict[str, str]]:
+        """Return at most so many endpoints for Envoy, and the header that chooses the rank (`ranks`: by pod)."""
+        endpoints = self.decision.endpoints[:most]
+        is_pinned = bool(ranks) and self.prepared.asked.request.api in RANKED_APIS
+        return pinned(endpoints, ranks) if is_pinned else (endpoints, {})
 
     @property
     def session_moved(self) -> bool:
-        """Whether the other replicas have another place for the session than the winner, or none."""
+        """Whether the other replicas know another endpoint than the winner for the session, or none."""
         view = self.prepared.query.hits.view
         return view is not None and view.session_read and view.session_endpoint != self.decision.endpoints[0]
 
     @property
     def is_comparable(self) -> bool:
-        """Whether vLLM's usage tells what came true: one prompt of known tokens, and an index that answered."""
+        """Whether vLLM's usage can verify the decision: one prompt with known tokens, and an answer from the index.
+
+        With several choices, usage has the hits of the last one only, whose prompt the first one has cached.
+        """
         prepared = self.prepared
         one_prompt = len(prepared.tokens.prompts) == 1 and len(prepared.asked.request.prompts) <= 1
-        return one_prompt and bool(prepared.query.hits.prompts)
+        return one_prompt and prepared.asked.request.sequences == 1 and bool(prepared.query.hits.prompts)
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """What would become of a request that came now; for explanations."""
+    """The fate of a request if it came now; for explanations."""
 
     verdict: str  # "go", "wait" or "refuse"
     rooms: Mapping[str, Room]  # by endpoint
     expected_ttft_seconds: float
-    waiting_requests: int  # of the same or a higher priority, in the queue
+    waiting_requests: int  # queued requests of the same or a higher priority
 
 
 async def prompt_tokens(
     asked: AskedRequest, sent: SentBody, source: PromptSource, *, models: ModelTable, degraded: dict[str, str]
 ) -> PromptTokens:
-    """Return the tokens of the first prompts, or what else is known of them; `degraded` takes a word why."""
+    """Return the tokens of the first prompts, or substitutes for them, with the reason in `degraded`."""
     request, resolved = asked.request, asked.resolved
     of_no_model = resolved.base is None and request.prompts
     if of_no_model and models.served:
@@ -205,25 +214,29 @@ async def prompt_tokens(
 async def prefix_hits(
     asked: AskedRequest, tokens: PromptTokens, index: PrefixIndex, *, session: str | None, quota: QuotaAsk | None
 ) -> IndexHits:
-    """Return who holds the prompts' beginnings, and in the same round trip the replicas' bookings and the quota."""
+    """Return the holders of the prompts' prefixes, with the replicas' bookings and the quota, in one round trip."""
     base = asked.resolved.base
-    return await index.lookup(
-        tokens.prompts if base is not None else (),
+    hits = await index.lookup(
+        tokens.prompts if base is not None and not asked.request.skips_cache else (),
         model=base.name if base is not None else "",
         adapter=asked.resolved.adapter,
         cache_salt=asked.request.cache_salt,
         session=session,
         quota=quota,
     )
+    if asked.request.api in RANKED_APIS or not any(lookup.ranked for lookup in hits.prompts):
+        return hits
+    # its pod gives it to any rank, so that nothing is expected there later either
+    return msgspec.structs.replace(hits, prompts=[whole_pods(lookup) for lookup in hits.prompts], keys=())
 
 
 def query_of(
     asked: AskedRequest, tokens: PromptTokens, hits: IndexHits, *, session: str | None, degraded: Mapping[str, str]
 ) -> Query:
-    """Return what a choice reads of the request."""
+    """Return the part of the request that a choice depends on."""
     resolved = asked.resolved
     prompts = hits.keys
-    if tokens.chunks:
+    if tokens.chunks and not asked.request.skips_cache:
         prompts = (PromptKeys(keys=tokens.chunks, tokens_each=tokens.chunk_tokens),)
     return Query(
         ask=Ask(
@@ -236,7 +249,7 @@ def query_of(
         ),
         hits=hits,
         prompts=prompts,
-        are_chunks=bool(tokens.chunks),
+        are_chunks=bool(tokens.chunks) and not asked.request.skips_cache,
         estimated_tokens=tokens.estimated_tokens,
         session=session,
         degraded={**degraded, **hits.degraded} if hits.degraded else degraded,
@@ -254,9 +267,9 @@ def with_note(prepared: Prepared, note: str) -> Prepared:
 
 
 def session_of(asked: AskedRequest) -> str | None:
-    """Return a name for the conversation that is unique over models, or None where the client gives none.
+    """Return the conversation's name, unique across models, or None if the client gives none.
 
-    A request that needs a response which a pod keeps belongs to that response's session.
+    A request that refers to a response kept by a pod belongs to that response's session.
     """
     facts, request = asked.facts, asked.request
     if request.kept_response is not None:
@@ -269,7 +282,7 @@ def session_of(asked: AskedRequest) -> str | None:
 
 
 def response_session(response_id: str) -> str:
-    """Return the name of the session whose place is the pod that keeps a response."""
+    """Return the name of the session that is placed on the pod keeping a response."""
     return _session_name("\0response", response_id)
 
 
@@ -283,10 +296,10 @@ def _session_name(model: str | None, value: str) -> str:
 def to_keeper(
     asked: AskedRequest, hits: IndexHits, *, endpoints: Sequence[str], remembered: str | None
 ) -> AskedRequest:
-    """Return a request that needs a kept response for the pod that keeps it, and no other.
+    """Restrict a request that refers to a kept response to the pod that keeps it.
 
-    `remembered`: where this picker knows the response to be. Raise ResponseGoneError where that pod is no more, and
-    UnknownResponseError where nobody knows it and there are several to choose from.
+    `remembered` is the pod that this picker knows. Raise ResponseGoneError if the pod has gone, and
+    UnknownResponseError if no pod is known and there are several to choose from.
     """
     response_id = asked.request.kept_response
     assert response_id is not None, "only these are kept anywhere"
@@ -295,7 +308,7 @@ def to_keeper(
         placed = next((endpoint for endpoint in endpoints if tag_of(endpoint) == tag), "")
     if placed is None:
         if len(endpoints) <= 1:
-            return asked  # it is there or nowhere, and its answer is the better one
+            return asked  # the only pod can tell, and its own error message is better than ours
         raise UnknownResponseError(
             f"Response with id {response_id[:LONGEST_ID]!r} not found: no pod is known to keep it."
         )
@@ -305,10 +318,11 @@ def to_keeper(
             "Send the conversation again, without previous_response_id."
         )
     subset = asked.facts.subset
-    only = frozenset((placed,)) if subset is None else subset & {placed}
+    is_allowed = subset is None or placed in subset or pod_of(placed) in subset
+    only = frozenset((placed,) if is_allowed else ())
     return msgspec.structs.replace(asked, facts=msgspec.structs.replace(asked.facts, subset=only))
 
 
 def _longest_prompt(tokens: PromptTokens) -> int:
-    """Return the tokens of a batch's longest prompt: each has the model's context for itself."""
+    """Return the tokens of a batch's longest prompt: each prompt may fill the model's context."""
     return max([len(prompt.tokens) // TOKEN_BYTES for prompt in tokens.prompts], default=0)

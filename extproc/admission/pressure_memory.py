@@ -1,4 +1,4 @@
-"""What is remembered of a pool's requests to say what the next one must expect: rates, waits, shares, promised returns.
+"""Statistics of a pool's requests for the estimate of the next one: rates, waits, tenants' shares, retry slots.
 
 Pure; times are monotonic seconds, given as arguments.
 """
@@ -6,27 +6,27 @@ Pure; times are monotonic seconds, given as arguments.
 from collections.abc import Callable
 from math import exp
 
-RATE_SECONDS = 10.0  # of the moving means: shorter ones refuse in every noisy moment
-PRIOR_SECONDS = 1.0  # of waiting that must have been seen for what was counted to weigh as much as the estimate
+RATE_SECONDS = 10.0  # window of the moving means; shorter ones refuse requests on any noise
+PRIOR_SECONDS = 1.0  # of observed waiting, at which the measured rate weighs as much as the estimate
 
 
 class DispatchRates:
-    """How fast one pool takes work, and how much of that the bands of priority above a class take.
+    """The dispatch rate of one pool, and the part of it that goes to priorities above a class.
 
-    Both are counted where requests are sent on, which is what waiting requests wait for: whatever limits the pods
-    (prompts, decoding, places, room that is kept for others) is in it. A queue drains at that rate for the highest band
-    only. A request below it is overtaken by all that come meanwhile, and an estimate that forgets them promises low
-    classes several times too much.
+    Both are counted at dispatch, the event that requests wait for, and so include every limit of the pods: prompts,
+    decoding, places, room kept for others. Only the highest priority drains at the full rate. A lower request is
+    overtaken by all higher ones that arrive meanwhile; an estimate without them is several times too optimistic for low
+    classes.
     """
 
     def __init__(self, *, now: float) -> None:
         self._began = self._at = now
         self._tokens: dict[int, float] = {}  # priority -> tokens, decayed as of `_at`, like all sums here
-        self._busy_tokens: dict[int, float] = {}  # the same, of what was sent on while requests waited
+        self._busy_tokens: dict[int, float] = {}  # the same, of requests sent while others waited
         self._busy_seconds = 0.0
 
     def went(self, priority: int, tokens: int, *, some_wait: bool, now: float) -> None:
-        """Take a request that was sent on; `some_wait`: so the pool has taken since the last one what it can."""
+        """Count a dispatched request. If `some_wait`, the pool has worked at its full rate since the last one."""
         since = max(now - self._at, 0.0)
         self._decay(now)
         self._tokens[priority] = self._tokens.get(priority, 0.0) + tokens
@@ -35,24 +35,24 @@ class DispatchRates:
             self._busy_tokens[priority] = self._busy_tokens.get(priority, 0.0) + tokens
 
     def above(self, priority: int, *, now: float) -> float:
-        """Return the tokens a second of all higher priorities; a burst counts with its share of the window."""
+        """Return the tokens per second of all higher priorities, as a mean over the window: bursts are smoothed."""
         fade = exp(min(self._at - now, 0.0) / RATE_SECONDS)
-        # the window is as long as there was something to see
+        # shorter window until enough time has been observed
         seconds = RATE_SECONDS * (1.0 - exp(min(self._began - now, 0.0) / RATE_SECONDS))
         tokens = fade * sum(tokens for other, tokens in self._tokens.items() if other > priority)
         return tokens / max(seconds, 1.0)
 
     def drain_seconds(self, tokens: float, *, estimated: float, now: float) -> float:
-        """Return how long the pool takes for so many tokens: as `estimated`, and as counted while requests waited."""
+        """Return the pool's seconds for these tokens: a mean of `estimated` and the rate measured under waiting."""
         busy = sum(self._busy_tokens.values())
         if busy <= 0.0:
             return estimated
         return estimated + self._weight(now) * (tokens * self._busy_seconds / busy - estimated)
 
     def share_above(self, priority: int, *, estimated: float, now: float) -> float:
-        """Return the part of the pool that higher priorities take: as `estimated`, and as counted while others waited.
+        """Return the higher priorities' share of the pool: a mean of `estimated` and the share measured under waiting.
 
-        A mean over the last seconds alone would for as long take a load that has just risen for the one before.
+        After a rise of the load, a moving mean alone would show the old load for the length of its window.
         """
         busy = sum(self._busy_tokens.values())
         if busy <= 0.0:
@@ -61,7 +61,7 @@ class DispatchRates:
         return estimated + self._weight(now) * (above / busy - estimated)
 
     def _weight(self, now: float) -> float:
-        """Return how much what was counted while requests waited says, from 0 to 1."""
+        """Return the weight, 0 to 1, of the rates measured under waiting."""
         seconds = self._busy_seconds * exp(min(self._at - now, 0.0) / RATE_SECONDS)
         return seconds / (seconds + PRIOR_SECONDS)
 
@@ -73,60 +73,60 @@ class DispatchRates:
         self._busy_seconds *= fade
 
 
-class RetrySlots:
-    """When refused clients of one class in one pool are asked to come back: one after the other.
+LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1.0, 60.0
+RETRY_JITTER = 0.5  # largest random share added to a wait, or subtracted from the longest one
 
-    A constant Retry-After brings all of them back at the same moment, to be refused again. Here each refusal takes a
-    place in a line that exists in time only: it begins when the class's estimate is expected to be within its target,
-    and grows by the work of each request that was sent away.
+
+class RetrySlots:
+    """Retry times for refused clients of one class in one pool, one after the other.
+
+    A constant Retry-After brings all of them back at the same moment, to be refused again. Here each refusal gets the
+    next slot of a schedule. It begins when the class's estimate is expected to be within its target, and each slot is
+    as long as the work of its request.
     """
 
-    def __init__(self, *, least_seconds: float, most_seconds: float, jitter: float) -> None:
-        """`jitter`: up to this share of a wait is added by chance, or taken where it is the longest there is."""
-        self._least_seconds = least_seconds
-        self._most_seconds = most_seconds
-        self._jitter = jitter
+    def __init__(self) -> None:
         self._end = float("-inf")
 
     def after(self, *, wait_seconds: float, work_seconds: float, now: float, random: Callable[[], float]) -> float:
-        """Return in how many seconds the client shall ask again.
+        """Return the seconds after which the client should retry.
 
-        `wait_seconds`: until there would be room for it were it the only one; `work_seconds`: what the pool needs for
-        it. `random` returns 0..1.
+        `wait_seconds` pass until there would be room if it were the only client; `work_seconds` is the pool's work on
+        its request. `random` returns 0..1.
         """
         begin = max(self._end, now + wait_seconds)
-        # no client is told a longer wait than the longest: those at the end of the line are spread by chance alone
-        self._end = min(begin + work_seconds, now + self._most_seconds)
-        seconds = max(begin - now, self._least_seconds)
-        if seconds >= self._most_seconds:
-            return self._most_seconds * (1.0 - self._jitter * random() / (1.0 + self._jitter))
-        return min(seconds * (1.0 + self._jitter * random()), self._most_seconds)
+        # no wait exceeds MOST_RETRY_SECONDS: at the end of the schedule jitter alone spreads the clients
+        self._end = min(begin + work_seconds, now + MOST_RETRY_SECONDS)
+        seconds = max(begin - now, LEAST_RETRY_SECONDS)
+        if seconds >= MOST_RETRY_SECONDS:
+            return MOST_RETRY_SECONDS * (1.0 - RETRY_JITTER * random() / (1.0 + RETRY_JITTER))
+        return min(seconds * (1.0 + RETRY_JITTER * random()), MOST_RETRY_SECONDS)
 
 
-# of the waiting requests may wait longer than the margin says: a refusal is to be quick for 99 in 100
+# Share of queued requests that may wait longer than estimate x margin: 99 of 100 refusals must be quick ones.
 LATE_SHARE = 0.01
-STEP = 0.25  # in the logarithm, for one that waited longer
-FIRST = 1.5  # an overload that begins refuses some too many, and not all that then wait in vain
+STEP = 0.25  # of the factor's logarithm, for a request that waited longer
+FIRST = 1.5  # at the start of an overload: better refuse a few too many than let all of those wait in vain
 MOST = 8.0
-# of the target: waits that stay below it even at their worst tell nothing of those that are near it
+# of the target: waits below it even at worst say nothing about waits near the target
 TELLING_SHARE = 0.2
 
 
 class WaitMargin:
-    """How much longer than expected one tenant's requests of one class in one pool wait at worst.
+    """The worst-case ratio of real to expected wait, for one tenant's requests of one class in one pool.
 
-    An estimate that is right on average refuses half of the requests that will be late only when they are: after a long
-    wait. So the class's target is compared with the wait that all but a few stay below: the estimate times this margin.
-    It is a quantile of real by expected wait, tracked by steps (Robbins, Monro 1951): up by a large one for each
-    request that waited longer, down by a small one for each that did not.
+    With an estimate that is right on average, half of the requests that miss their target would be refused only after a
+    long wait. So the class's target is compared with a wait that all but a few stay below: the estimate times this
+    factor. The factor is a quantile of the ratio real / expected wait, tracked by steps (Robbins, Monro 1951): a large
+    step up for each request that waited longer, a small step down for each other one.
     """
 
     def __init__(self) -> None:
         self.factor = FIRST
 
     def waited(self, real_seconds: float, *, expected_seconds: float, target_seconds: float) -> None:
-        """Take a request that has left the queue for an endpoint, or because it was too late."""
-        # with the margin, or one that has become large would admit no request that could show that it may shrink
+        """Count a request that left the queue for an endpoint or by timeout."""
+        # Times the factor: else a large factor would refuse every request that could show it is too large.
         if expected_seconds * self.factor < TELLING_SHARE * target_seconds:
             return
         is_late = real_seconds > expected_seconds * self.factor
@@ -134,34 +134,33 @@ class WaitMargin:
         self.factor = min(max(self.factor * exp(step), 1.0), MOST)
 
 
-ROUNDING = 1e-9  # of sums that fade in more or fewer steps
-SHARE_SECONDS = 10.0  # of the fading sums: some requests each
-MOST_TENANTS = 1000  # remembered; one that was forgotten got nothing
+ROUNDING = 1e-9  # sums decayed in different numbers of steps differ by less
+SHARE_SECONDS = 10.0  # time constant of the decaying sums: a few requests each
+MOST_TENANTS = 1000  # remembered; a forgotten tenant counts as one that got nothing
 
 
 class TenantShares:
-    """Which tenants of one class got less of one pool of late than the one that got most.
+    """Recent tokens by tenant of one class in one pool, to find tenants that got less than the largest.
 
-    Tenants that always have requests waiting get equal parts, and none gets more: one that got less had not enough of
-    them, or they were refused.
+    Tenants with requests always waiting get equal parts, the largest there are. A tenant with less sent too few
+    requests, or they were refused.
     """
 
     def __init__(self) -> None:
-        self._sent: dict[str, tuple[float, float]] = {}  # tenant -> tokens as of when
-        # of all tenants; as all fade alike, only a tenant that is sent something can come to have more
+        self._sent: dict[str, tuple[float, float]] = {}  # tenant -> (tokens, as of this time)
+        # the largest of all; as all sums decay alike, only a dispatch can raise one above it
         self._most = (0.0, 0.0)
 
     def went(self, tenant: str, tokens: int, *, now: float) -> None:
-        """Take a request of the tenant that was sent on."""
+        """Count a dispatched request of the tenant."""
         sum_now = _faded(self._sent.pop(tenant, (0.0, now)), now) + tokens
         if len(self._sent) >= MOST_TENANTS:
-            del self._sent[next(iter(self._sent))]  # the one that was sent nothing for longest
+            del self._sent[next(iter(self._sent))]  # the tenant with the oldest last dispatch
         self._sent[tenant] = (sum_now, now)
         if sum_now > _faded(self._most, now):
             self._most = (sum_now, now)
 
     def __len__(self) -> int:
-        """Return how many tenants are remembered."""
         return len(self._sent)
 
     def is_behind(self, tenant: str, *, now: float) -> bool:

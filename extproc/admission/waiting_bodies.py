@@ -1,37 +1,31 @@
-"""What requests hold in memory that wait for a pool's first pod: bounded over all pools of a picker. Pure.
+"""The memory held by requests that wait for a pool's first pod, bounded over all pools of a picker. Pure.
 
-A pod takes minutes to start, and meanwhile every client may send a long body. Beyond the bound the least important give
-way: of the lowest priority that holds anything, the newest request of the tenant that holds most.
+A pod takes minutes to start, and meanwhile every client may send a long body. Beyond the bound, the least important
+request gives way: in the lowest priority present, the newest request of the tenant that holds most bytes.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 
 class BodiesFullError(Exception):
-    """All that waits holds as much as it may, and the newcomer is the least important."""
+    """The memory is full, and the newcomer is the least important request."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class HeldBody:
-    """What one request holds."""
+    """The memory of one waiting request."""
 
-    __slots__ = ("give_way", "priority", "size", "tenant")
-
-    def __init__(self, *, priority: int, tenant: str, size: int, give_way: Callable[[], None]) -> None:
-        """`give_way` ends the request for the sake of more important ones."""
-        self.priority = priority
-        self.tenant = tenant
-        self.size = size
-        self.give_way = give_way
+    priority: int
+    tenant: str
+    size: int
+    give_way: Callable[[], None]  # ends the request for the sake of more important ones
 
 
+@dataclass(slots=True)
 class _OfTenant:
-    """Those of one tenant with one priority, in the order in which they came."""
-
-    __slots__ = ("bodies", "size")
-
-    def __init__(self) -> None:
-        self.bodies: dict[HeldBody, None] = {}
-        self.size = 0
+    bodies: dict[HeldBody, None] = field(default_factory=dict)
+    size: int = 0
 
 
 class WaitingBodies:
@@ -40,12 +34,12 @@ class WaitingBodies:
     def __init__(self, *, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.held_bytes = 0
-        self.gave_way = 0  # requests ever, also those that never were held
+        self.gave_way = 0  # total of requests, including newcomers refused at once
         self._bands: dict[int, dict[str, _OfTenant]] = {}  # priority -> tenant
 
     def hold(self, body: HeldBody) -> None:
-        """Take note of a body; less important ones give way. Raise BodiesFullError where it is this one that has to."""
-        if body.size > self.most_bytes:  # whoever gave way to it would do so in vain
+        """Add a body, and displace less important ones if necessary. Raise BodiesFullError if it has to give way."""
+        if body.size > self.most_bytes:  # it would not fit even if all others gave way
             self.gave_way += 1
             raise BodiesFullError
         tenants = self._bands.setdefault(body.priority, {})
@@ -62,7 +56,7 @@ class WaitingBodies:
             victim.give_way()
 
     def release(self, body: HeldBody) -> None:
-        """Forget a body. Nothing happens where it is not held."""
+        """Remove a body, if present."""
         tenants = self._bands.get(body.priority, {})
         mine = tenants.get(body.tenant)
         if mine is None or body not in mine.bodies:

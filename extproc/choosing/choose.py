@@ -1,7 +1,7 @@
-"""Where one request goes: the endpoints as it sees them, those with room, and the decision between them.
+"""Choose an endpoint for one request: take a snapshot of the pool, find the endpoints with room, decide.
 
-Nothing here changes anything: `look` and `choose` read a pool, and the caller books what they return. A request that
-waits is looked at and chosen for again, until an endpoint has room. Time is an argument, monotonic seconds.
+`look` and `choose` only read the pool; the caller books their result. A waiting request goes through both again until
+an endpoint has room. Time is an argument, monotonic seconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +10,10 @@ from typing import Protocol
 
 import msgspec
 
+from extproc.answers.stream_promises import NO_PROMISES, StreamPromises
 from extproc.choosing.candidates import candidates_of
-from extproc.choosing.decision import Decision, decide, prefillers, require_some
-from extproc.choosing.filters import context_limit
-from extproc.choosing.health import EndpointHealth
+from extproc.choosing.decision import Decision, context_limit, decide, prefillers, require_some
+from extproc.choosing.endpoint_health import EndpointHealth
 from extproc.choosing.hot_prefixes import HotPrefixes, WarmWait, copy_of_hot_prefix
 from extproc.choosing.room import Room, expected_ttft, places_of, rooms_of, takes_prompts
 from extproc.choosing.stream_room import unkept
@@ -33,45 +33,46 @@ from extproc.prefixes.prompt_match import (
     reported_tokens,
 )
 from extproc.prefixes.routing_memory import NOTHING_HELD, RecentHits, RoutingMemory
-from extproc.replicas.shared_load import EndpointBookings, SharedView
-from extproc.slo.stream_promises import NO_PROMISES, StreamPromises
+from extproc.shared.shared_load import EndpointBookings, SharedView
 
-SURELY_TOO_LONG = 4  # times a context, by an estimate from the text: no tokenizer makes so much less of it
-MOST_FILL = 3.0  # of an endpoint that is still the best place for what it holds
+SURELY_TOO_LONG = 4  # estimated tokens / context length: no estimate from text is that far off
+MOST_FILL = 3.0  # upper bound of the fill at which a full endpoint may still be the best for its cached prefix
+LONG_TOKENS = 1000  # a longer prompt may wait where half of it is cached, however full the endpoint is,
+HELD_FACTOR = 1.5  # up to this multiple of the best TTFT elsewhere: docs/decisions/0021-long-documents.md
 
 
 class Endpoints(Protocol):
-    """The pods that may serve, and their load."""
+    """The pool's pods and their load."""
 
     def snapshot(self, *, now: float) -> Sequence[EndpointStatus]:
-        """Return every configured endpoint as it is known at `now` (monotonic seconds)."""
+        """Return the status of every configured endpoint at `now` (monotonic seconds)."""
 
     @property
     def learned_adapters(self) -> Mapping[str, str]:
-        """LoRA adapter -> its base model's name, as the pods tell."""
+        """LoRA adapter -> base model, as reported by the pods."""
 
 
 class RoundRobin:
-    """The requests of each model, counted. Of too many models the one that was unused for longest goes."""
+    """Requests counted per model, for round robin; above the limit the least recently used model is dropped."""
 
     def __init__(self, *, most_models: int = 1024) -> None:
         self._most_models = most_models
         self._counts: dict[str | None, int] = {}
 
     def turn(self, model: str | None) -> int:
-        """Return how many requests of this model there were before."""
+        """Return the number of earlier requests of this model."""
         return self._counts.get(model, 0)
 
     def count(self, model: str | None) -> None:
-        """Note that a request of this model was sent."""
-        self._counts[model] = self._counts.pop(model, 0) + 1  # the latest goes last
+        """Count a request of this model."""
+        self._counts[model] = self._counts.pop(model, 0) + 1  # re-inserted: the order is least recently used first
         if len(self._counts) > self._most_models:
             del self._counts[next(iter(self._counts))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """What a choice reads of a pool."""
+    """The parts of a pool that a choice reads."""
 
     endpoints: Endpoints
     bookings: Bookings
@@ -83,61 +84,61 @@ class PoolView:
     turns: RoundRobin
     policy: PickPolicy
     random: Callable[[], float]  # breaks ties
-    promises: StreamPromises = NO_PROMISES  # that the policy's classes make, as `stream_promises` has them
+    promises: StreamPromises = NO_PROMISES  # inter-token targets of the policy's classes, from `stream_promises`
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """What a choice reads of a request; it stays as it is while the request waits."""
+    """The parts of a request that a choice reads; constant while the request waits."""
 
     ask: Ask = NOTHING_ASKED
     hits: IndexHits = NO_HITS
-    prompts: Sequence[PromptKeys] = ()  # what each prompt is remembered by
-    are_chunks: bool = False  # these are of text, of which no event tells
+    prompts: Sequence[PromptKeys] = ()  # block or chunk keys of each prompt
+    are_chunks: bool = False  # the keys are of text chunks, which no KV event reports
     estimated_tokens: int = 0  # of all prompts
     session: str | None = None
-    degraded: Mapping[str, str] = {}  # word -> what happened, for people
+    degraded: Mapping[str, str] = {}  # reason -> explanation for people
     notes: tuple[str, ...] = ()
-    strict: frozenset[str] = frozenset()  # filters that do not give way
+    strict: frozenset[str] = frozenset()  # lenient filters that must not give way
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The endpoints as one request sees them at one time."""
+    """The endpoints as one request sees them at one moment."""
 
-    kept: Sequence[Candidate]  # those that may serve it; at least one
-    rejected: Mapping[str, str]  # address -> filter and its words
+    kept: Sequence[Candidate]  # eligible endpoints; at least one
+    rejected: Mapping[str, str]  # address -> filter and reason
     ask: Ask
     prompt_tokens: int
     degraded: Mapping[str, str]
     at: float  # monotonic seconds
-    prefillers: Sequence[Candidate] = ()  # those that may compute its prompt for one of them
+    prefillers: Sequence[Candidate] = ()  # prefill pods that may compute the prompt for one of them
 
     @property
     def uncached_tokens(self) -> int:
-        """The tokens that the warmest endpoint would have to compute."""
+        """Prompt tokens that even the warmest endpoint has to compute."""
         return max(self.prompt_tokens - max(candidate.matched_tokens for candidate in self.kept), 0)
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision for a request, and what is to be noted once it is booked."""
+    """The decision for a request, and the facts to record once it is booked."""
 
     decision: Decision
     snapshot: Snapshot
-    needed_room: bool  # only endpoints with room were chosen from
+    needed_room: bool  # only endpoints with room (or worth the wait) were considered
     warm_wait: WarmWait | None = None
-    by_promise: bool = False  # a promised inter-token time has kept it from an endpoint
+    by_promise: bool = False  # an inter-token target kept it from an endpoint
 
 
 class Full(msgspec.Struct, frozen=True, kw_only=True):
     """No endpoint has room for the request now."""
 
-    opens_in_seconds: float | None  # where time alone makes room; None: an event has to
-    by_promise: bool = False  # at one of them a promised inter-token time is in the way
+    opens_in_seconds: float | None  # until time alone makes room; None if only an event can
+    by_promise: bool = False  # at least one endpoint is full because of an inter-token target
 
 
 def look(view: PoolView, query: Query, *, now: float, others: Mapping[str, EndpointBookings] | None = None) -> Snapshot:
-    """Return the endpoints as they are at `now`; `others`: what other replicas have booked, newer than the lookup.
+    """Return the endpoints at `now`; `others`: the other replicas' bookings if newer than the lookup's.
 
-    Raise NoReadyEndpointError where none may serve the request.
+    Raise NoReadyEndpointError if no endpoint is eligible.
     """
     hits = query.hits
     if others is not None:
@@ -147,17 +148,19 @@ def look(view: PoolView, query: Query, *, now: float, others: Mapping[str, Endpo
     ask = msgspec.structs.replace(query.ask, turn=view.turns.turn(query.ask.model))
     candidates = _candidates(view, query, hits, statuses, match, now=now)
     degraded = query.degraded
-    unknown = [candidate.address for candidate in candidates if candidate.load is None]
+    kept, rejected, skipped = require_some(candidates, ask=ask, strict=query.strict)
+    unknown = [candidate.address for candidate in kept if candidate.load is None]
     if unknown:
         degraded = {**degraded, "load-unknown": f"no recent report of {', '.join(unknown)}"}
-    kept, rejected = require_some(candidates, ask=ask, strict=query.strict)
+    if skipped:
+        degraded = {**degraded, **skipped}
     if view.promises.seconds:
         words = unkept(kept, view.estimates, class_name=ask.class_name, promises=view.promises)
         degraded = {**degraded, **words} if words else degraded
     if _will_be_refused(kept, query):
         match = NO_MATCH
         candidates = _candidates(view, query, hits, statuses, match, now=now)
-        kept, rejected = require_some(candidates, ask=ask, strict=query.strict)
+        kept, rejected, _ = require_some(candidates, ask=ask, strict=query.strict)
     return Snapshot(
         kept=kept,
         rejected=rejected,
@@ -170,9 +173,9 @@ def look(view: PoolView, query: Query, *, now: float, others: Mapping[str, Endpo
 
 
 def choose(view: PoolView, query: Query, snapshot: Snapshot, *, ceiling: float | None) -> Choice | Full:
-    """Decide between the endpoints that have room for a class that may fill `ceiling` (0..1) of their limits.
+    """Decide between the endpoints with room for a class that may fill `ceiling` (0..1) of their limits.
 
-    None: between all of them, whether they have room or not.
+    A ceiling of None ignores room and decides between all eligible endpoints.
     """
     places, rejected = snapshot.kept, snapshot.rejected
     reserve: Sequence[str] = ()
@@ -199,7 +202,7 @@ def choose(view: PoolView, query: Query, snapshot: Snapshot, *, ceiling: float |
         notes=query.notes,
         reserve=reserve,
     )
-    # other scorers may have had their way
+    # other scorers may have outvoted the copy
     if warm_wait is not None and warm_wait.hot is not None and decision.endpoints[0] == warm_wait.endpoint:
         decision = msgspec.structs.replace(decision, notes=(*decision.notes, warm_wait.words))
     return Choice(
@@ -212,7 +215,7 @@ def choose(view: PoolView, query: Query, snapshot: Snapshot, *, ceiling: float |
 
 
 def rooms_in(view: PoolView, snapshot: Snapshot, *, ceiling: float) -> Sequence[Room]:
-    """Return how full each kept endpoint is for a class with this ceiling."""
+    """Return the fill of each kept endpoint for a class with this ceiling."""
     return rooms_of(
         snapshot.kept,
         ceiling=ceiling,
@@ -226,7 +229,7 @@ def rooms_in(view: PoolView, snapshot: Snapshot, *, ceiling: float) -> Sequence[
 
 
 def open_prefillers(view: PoolView, snapshot: Snapshot) -> Sequence[Candidate]:
-    """Return the prefill pods that take one more prompt."""
+    """Return the prefill pods with room for one more prompt."""
     policy, full_until = view.policy.priorities.overload, view.health.full_until(now=snapshot.at)
     return [
         pod for pod in snapshot.prefillers if takes_prompts(pod, policy=policy, full_until=full_until, now=snapshot.at)
@@ -234,7 +237,7 @@ def open_prefillers(view: PoolView, snapshot: Snapshot) -> Sequence[Candidate]:
 
 
 def any_request(view: PoolView, *, now: float) -> Sequence[Candidate]:
-    """Return every endpoint as a request that was never seen before sees it at `now`."""
+    """Return the candidates at `now` of a request without a prompt, model or session."""
     query = Query()
     statuses = view.endpoints.snapshot(now=now)
     match = _match(view, query, NO_HITS, statuses, now=now)
@@ -244,11 +247,11 @@ def any_request(view: PoolView, *, now: float) -> Sequence[Candidate]:
 def _with_room(
     view: PoolView, snapshot: Snapshot, rooms: Sequence[Room], has_place: Sequence[bool]
 ) -> tuple[Sequence[Candidate], Mapping[str, str], tuple[str, ...]]:
-    """Return the endpoints to choose from, the rejected ones, and those of them that may still serve as a fallback.
+    """Return the endpoints to choose from, the rejected ones, and the full ones as fallbacks, the emptiest first.
 
-    A full endpoint stays among them where what it holds makes the wait there the shorter one: only where prompts to be
-    computed fill it, and little beyond its limit. What is not sent there goes elsewhere at once, and computing a prompt
-    again takes room from all others.
+    A full endpoint stays a choice if its cached prefix makes the TTFT there the shortest, only prompts to compute fill
+    it, and its fill is below MOST_FILL. Recomputing a long prompt elsewhere takes room from all other requests: where
+    at least half of a long prompt is cached, it may wait longer, and also for a free slot.
     """
     now = snapshot.at
     free = [candidate for candidate, has in zip(snapshot.kept, has_place, strict=True) if has]
@@ -256,12 +259,13 @@ def _with_room(
     rejected = dict(snapshot.rejected)
     places: list[Candidate] = []
     reserve: list[tuple[float, str]] = []
+    is_long = snapshot.prompt_tokens > LONG_TOKENS
     for candidate, room, has in zip(snapshot.kept, rooms, has_place, strict=True):
-        is_worth_the_wait = (
-            room.by_backlog
-            and room.fill < MOST_FILL
-            and expected_ttft(candidate, view.estimates, now=now) < best_seconds
-        )
+        if is_long and 2 * candidate.saved_tokens >= snapshot.prompt_tokens:
+            may_wait, most_seconds = room.by_queue, HELD_FACTOR * best_seconds
+        else:
+            may_wait, most_seconds = room.by_backlog and room.fill < MOST_FILL, best_seconds
+        is_worth_the_wait = may_wait and expected_ttft(candidate, view.estimates, now=now) < most_seconds
         if has or is_worth_the_wait:
             places.append(candidate)
         else:
@@ -273,7 +277,7 @@ def _with_room(
 def _match(
     view: PoolView, query: Query, hits: IndexHits, statuses: Sequence[EndpointStatus], *, now: float
 ) -> PromptMatch:
-    """Merge what the index knows with what was routed lately."""
+    """Merge the index's hits with recent routing."""
     indexed = indexed_tokens(hits.prompts[0]) if len(hits.prompts) == 1 else None
     recent: Sequence[RecentHits] = ()
     if query.prompts:
@@ -292,9 +296,9 @@ def _match(
 
 
 def _will_be_refused(kept: Sequence[Candidate], query: Query) -> bool:
-    """Tell whether every endpoint will refuse the prompt at once, because it takes no prompt so long.
+    """Tell whether every endpoint will reject the prompt at once because it exceeds the context length.
 
-    It costs them nothing then. Booked as it is, one such prompt would make every endpoint look full.
+    A rejection costs the endpoint nothing, but booking such a prompt with all its tokens would make it look full.
     """
     for candidate in kept:
         limit = context_limit(candidate, query.ask)
@@ -306,7 +310,7 @@ def _will_be_refused(kept: Sequence[Candidate], query: Query) -> bool:
 
 
 def _keyed_tokens(query: Query) -> int:
-    """Return the tokens that the longest prompt has for certain; where only its text is known, none are."""
+    """Return the certain token count of the longest prompt, 0 if only its text is known."""
     return 0 if query.are_chunks else max([prompt.tokens for prompt in query.prompts], default=0)
 
 

@@ -1,36 +1,38 @@
-"""Which endpoints have room for one more request of a class, and what TTFT it would have there. Pure.
+"""The fill of each endpoint for one more request of a class, and the TTFT it would have there. Pure.
 
 An endpoint without a recent report is neither idle nor full: it gets a few requests at a time.
-`docs/explanation/estimates.md` has the rules in words.
+`docs/explanation/estimates.md` explains the rules.
 """
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from extproc.answers.stream_promises import NO_PROMISES, StreamPromises
 from extproc.choosing.stream_room import broken_promise
 from extproc.pods.endpoint import Candidate
 from extproc.pods.endpoint_samples import EndpointPace
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import OverloadPolicy
-from extproc.slo.stream_promises import NO_PROMISES, StreamPromises
 from kvmesh.pods.pod_report import EndpointLoad
 
-LEAST_SHARE = 0.1  # of the limits that an endpoint has which has just started
-BLIND_REQUESTS = 32.0  # open at an endpoint while no endpoint reports, however few it ran: no server is that small
-LEAST_LIMIT = 1e-3  # of limits that the policy sets to nothing
-PREEMPTED_SECONDS = 2.0  # after it has pushed a stream back an endpoint has no room for less important classes
+LEAST_SHARE = 0.1  # share of its limits that a new endpoint gets at least (slow start)
+UNKNOWN_REQUESTS = 2.0  # open at a pod without a recent report
+BLIND_REQUESTS = 32.0  # lower bound of open requests per endpoint while no endpoint reports; every server runs as many
+LEAST_LIMIT = 1e-3  # replaces limits of 0, to divide by them
+PREEMPTED_SECONDS = 2.0  # after a preemption an endpoint has no room for less important classes
 
 
 class Room(msgspec.Struct, frozen=True, gc=False):
-    """How full an endpoint is for one class."""
+    """An endpoint's fill for one class."""
 
-    fill: float  # 1 and more: full
-    why: str = ""  # it is full, for people; "" else
-    opens_in_seconds: float | None = None  # where time alone makes room; None: there is room, or an event has to
-    by_backlog: bool = False  # prompts that are to be computed there are all that makes it full
-    yields: bool = False  # promises, or streams, of less important classes are all that makes it full
-    by_promise: bool = False  # one more stream there would break a promised inter-token time
+    fill: float  # full from 1 on
+    why: str = ""  # why it is full, for people; "" if it is not
+    opens_in_seconds: float | None = None  # until time alone makes room; None if it has room or only an event makes it
+    by_backlog: bool = False  # full only because of prompts still to compute
+    by_queue: bool = False  # full only because of those, or of requests waiting for a free slot
+    yields: bool = False  # full only because of less important classes' targets or streams
+    by_promise: bool = False  # one more stream there would break an inter-token target
 
 
 EMPTY = Room(0.0)
@@ -47,7 +49,7 @@ def rooms_of(
     class_name: str = "",
     promises: StreamPromises = NO_PROMISES,
 ) -> list[Room]:
-    """Return how full each is at `now` for a class that may fill `ceiling` (0..1) of the limits."""
+    """Return each endpoint's fill at `now` for a class that may fill `ceiling` (0..1) of the limits."""
     blind = all(candidate.load is None for candidate in candidates)
     return [
         room(
@@ -66,9 +68,9 @@ def rooms_of(
 
 
 def places_of(rooms: Sequence[Room]) -> Sequence[bool]:
-    """Tell for each endpoint whether a request may go there: where it has room.
+    """Tell for each endpoint whether it has room for a request.
 
-    Where none has, what is promised to less important classes gives way, and their streams are not waited for.
+    If none has, the targets of less important classes give way, and the request does not wait for their streams.
     """
     free = [room.fill < 1.0 for room in rooms]
     return free if True in free else [room.yields for room in rooms]
@@ -86,9 +88,9 @@ def room(
     class_name: str = "",
     promises: StreamPromises = NO_PROMISES,
 ) -> Room:
-    """Return how full one endpoint is; `blind`: no endpoint of the pool reports, so that bookings decide alone."""
+    """Return one endpoint's fill; `blind`: no endpoint of the pool reports, so only bookings count."""
     if full_until and (until := full_until.get(candidate.address, 0.0)) > now:
-        return Room(1.0, f"it answered 503 itself and counts as full for another {until - now:.1f} s", until - now)
+        return Room(1.0, f"it has said that it is full, for another {until - now:.1f} s", until - now)
     pace, load = estimates.pace(candidate.address), candidate.load
     started = 1.0
     if candidate.ready_since is not None:
@@ -97,11 +99,11 @@ def room(
         if started < 1.0 and estimates.most_running > 0.0 and candidate.open_requests >= few:
             return Room(candidate.open_requests / few, f"it is new, with {candidate.open_requests} requests open")
     if load is None:
-        return _unknown(candidate, pace, policy=policy, share=started * ceiling, blind=blind)
+        return _unknown(candidate, pace, share=started * ceiling, blind=blind)
     found = _known(candidate, load, pace, policy=policy, share=started * ceiling, now=now)
     if now - pace.preempted_at < PREEMPTED_SECONDS and promises.is_low(class_name):
         return _preempting(found, since=now - pace.preempted_at)
-    if promises.seconds and (found.fill < 1.0 or found.by_backlog) and found is not EMPTY:
+    if promises.seconds and (found.fill < 1.0 or found.by_queue) and found is not EMPTY:
         broken = broken_promise(candidate, pace, class_name=class_name, promises=promises)
         if broken is not None:
             return Room(broken.fill, broken.why, yields=broken.yields and found.fill < 1.0, by_promise=True)
@@ -109,17 +111,17 @@ def room(
 
 
 def _preempting(found: Room, *, since: float) -> Room:
-    """Return how full an endpoint is that pushed a stream back so many seconds ago, and else is `found` so full."""
-    if found is EMPTY or (found.fill >= 1.0 and not found.by_backlog):
+    """Return `found`, or full if the endpoint would have room: it preempted a stream `since` seconds ago."""
+    if found is EMPTY or (found.fill >= 1.0 and not found.by_queue):
         return found
     since = max(since, 0.0)
     return Room(1.0, f"it has pushed a stream back {since:.1f} s ago: its cache is full", PREEMPTED_SECONDS - since)
 
 
 def takes_prompts(candidate: Candidate, *, policy: OverloadPolicy, full_until: Mapping[str, float], now: float) -> bool:
-    """Tell whether a prefill pod may be given a prompt: it has not said that it is full, and its cache has room.
+    """Tell whether a prefill pod may get a prompt: it has not called itself full, and its KV cache has room.
 
-    Its queue is no limit: whoever compares the times to the first token counts with it.
+    Its queue is no limit here: the comparison of TTFTs includes it.
     """
     if full_until.get(candidate.address, 0.0) > now:
         return False
@@ -136,7 +138,7 @@ def _known(
     now: float,
 ) -> Room:
     if not (load.unfinished_requests or candidate.booked_requests):
-        return EMPTY  # whatever else is in the books: it has nothing to do
+        return EMPTY  # idle as reported: bookings older than the report do not count
     most_waiting = _most_waiting(pace, policy, share)
     most_backlog = max(policy.backlog_seconds * share, LEAST_LIMIT)
     reported, sent = _waiting(candidate, load, pace, now)
@@ -148,27 +150,28 @@ def _known(
     if cache >= 1.0:
         return Room(fill, f"{load.kv_usage:.0%} of its cache is in use")
     if sent >= most_waiting:
-        return Room(fill, f"about {sent:.0f} requests wait there for a place")
-    # these two shrink by themselves
+        return Room(fill, f"about {sent:.0f} requests wait there for a place", by_queue=True)
+    # these two shrink with time alone
     opens_in = max((reported - most_waiting) / pace.starts_a_second, backlog_seconds - most_backlog, 0.0)
     if reported >= most_waiting:
-        return Room(fill, f"{load.waiting_requests} requests wait there", opens_in, True)
-    return Room(fill, f"prompts for {backlog_seconds:.1f} s are to be computed there", opens_in, True)
+        return Room(fill, f"{load.waiting_requests} requests wait there", opens_in, True, True)
+    return Room(fill, f"prompts for {backlog_seconds:.1f} s are to be computed there", opens_in, True, True)
 
 
 def _most_waiting(pace: EndpointPace, policy: OverloadPolicy, share: float) -> float:
-    """Return how many may wait there for a place: those that it starts within the time that prompts may wait.
+    """Return how many requests may wait for a free slot: as many as the pod starts within the backlog limit.
 
-    By number alone a pod of many places would lose those that end in one step until their successors have come.
+    With a fixed number alone, a pod with many slots would leave some empty when many requests end in the same step.
     """
     return max(policy.waiting_requests * share, pace.seen_starts_a_second * policy.backlog_seconds * share, 1.0)
 
 
 def _waiting(candidate: Candidate, load: EndpointLoad, pace: EndpointPace, now: float) -> tuple[float, float]:
-    """Return how many wait now of those that were reported, and how many by what was sent; negative: none.
+    """Estimate the waiting requests twice, from the report and from the bookings; negative means none.
 
-    What a report said shrinks at the pod's pace. What was sent since waits only where it finds no place: beyond the
-    number that the pod runs at a time where that is known; a busy pod's short requests come and go between two reports.
+    The reported queue shrinks at the pod's pace. Of the requests sent there, those beyond the pod's running limit wait,
+    if the limit is known. Without a limit they wait only if the report has a queue: on a busy pod short requests come
+    and go between two reports.
     """
     started = pace.starts_a_second * max(now - load.reported_at, 0.0)
     reported = load.waiting_requests - started
@@ -183,12 +186,12 @@ def _waiting(candidate: Candidate, load: EndpointLoad, pace: EndpointPace, now: 
 
 
 def expected_ttft(candidate: Candidate, estimates: LatencyEstimates, *, now: float) -> float:
-    """Return the seconds to the first token of this request if it is sent there now."""
+    """Return this request's TTFT in seconds if it is sent there now."""
     load, pace, waiting = candidate.load, estimates.pace(candidate.address), 0.0
     if load is not None and (load.waiting_requests or pace.running_limit is not None):
         reported, sent = _waiting(candidate, load, pace, now)
         if pace.running_limit is not None:
-            sent += 1.0  # its own place has to get free, too
+            sent += 1.0  # it needs a free slot itself
         waiting = max(reported, sent)
     return estimates.ttft(
         candidate.address,
@@ -198,15 +201,14 @@ def expected_ttft(candidate: Candidate, estimates: LatencyEstimates, *, now: flo
     )
 
 
-def _unknown(candidate: Candidate, pace: EndpointPace, *, policy: OverloadPolicy, share: float, blind: bool) -> Room:
-    """Never idle, never simply full: few at a time; where no endpoint reports, as many as it ran when it did, or 32.
+def _unknown(candidate: Candidate, pace: EndpointPace, *, share: float, blind: bool) -> Room:
+    """Return the fill of an endpoint without a report: never idle, never simply full, but a few requests at a time.
 
-    What ran in a quiet time is no limit.
+    If no endpoint reports, it gets as many requests as it ran at most, and at least 32: a quiet time is no limit.
     """
-    most = float(policy.unknown_requests)
+    most = UNKNOWN_REQUESTS
     if blind:
         most = max(most, max(pace.most_running, BLIND_REQUESTS) * share)
-    most = max(most, 1.0)
     fill = max(candidate.open_requests, 0.5) / most
     if fill < 1.0:
         return Room(fill)

@@ -1,24 +1,33 @@
-"""Scorers: how good each candidate is on one count, from 0.0 (worst) to 1.0 (best). Weights are in `policy`.
+"""Scorers: each rates the candidates on one criterion, from 0.0 (worst) to 1.0 (best). Weights are in `policy`.
 
-Each takes all candidates at once and returns a column. Where all are equal, all get the same, so that a scorer which
-has nothing to say decides nothing. A scorer with a scale counts a difference of that size as one whole point; where the
-differences are larger, they are spread over the point.
+Each takes all candidates at once and returns a column. Equal candidates get equal scores, so that a scorer without an
+opinion decides nothing. A scale is the difference that is worth one whole point; a larger spread is scaled down to one
+point.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from extproc.errors import PluginSkippedError
 from extproc.pods.endpoint import Ask, Candidate
-from extproc.policy.values import Scales
+
+# the differences worth one whole point
+PREFILL_TOKENS, DECODE_TOKENS = 16384.0, 65536.0
+QUEUE_REQUESTS, ACTIVE_REQUESTS = 4.0, 8.0
+REQUEST_TOKENS = 512.0  # cost of a sequence besides its context
+RECOMPUTE_FACTOR = 2.0  # waiting tokens that one computed token counts as: it delays the requests behind it, too
+WAITING_TOKENS = 512.0  # least tokens of a waiting request in a pod's report
+CACHE_TOKENS = 100_000.0  # size of a cache that the pod does not report
+MEMORY_BYTES_PER_SECOND = 2e12  # bandwidth of a pod's memory
 
 
-def prefill_waits(candidates: Sequence[Candidate], *, scales: Scales) -> list[float]:
-    """Return the tokens that each endpoint computes before it begins with this request's prompt.
+def prefill_waits(candidates: Sequence[Candidate]) -> list[float]:
+    """Return the tokens that each endpoint computes before it starts this request's prompt.
 
-    Those are the uncached tokens that all pickers have sent there, less what it has computed since. Waiting requests
-    that the pod reports count at least `scales.waiting_tokens` each: they may come past the pickers. An endpoint of
-    unknown load is taken for one with the longest queue.
+    These are the uncached tokens sent by all pickers, less the tokens computed since. Waiting requests in the pod's
+    report count at least WAITING_TOKENS each: they may have bypassed the pickers. An endpoint with unknown
+    load counts as having the longest wait.
     """
-    each = scales.waiting_tokens
+    each = WAITING_TOKENS
     waits = []
     unknown = False
     for candidate in candidates:
@@ -34,24 +43,21 @@ def prefill_waits(candidates: Sequence[Candidate], *, scales: Scales) -> list[fl
     return waits
 
 
-def prefill_costs(candidates: Sequence[Candidate], *, scales: Scales) -> list[float]:
-    """Return for each endpoint that wait and the uncached rest of this prompt, in tokens.
+def prefill_costs(candidates: Sequence[Candidate]) -> list[float]:
+    """Return for each endpoint the prefill wait plus this prompt's uncached tokens.
 
-    The rest counts `scales.recompute_factor` times: waiting for a prefix that is being computed and computing it once
-    more elsewhere take the client equally long, but the second one takes the work from others.
+    The uncached tokens are multiplied by RECOMPUTE_FACTOR: waiting for a prefix that is being computed takes
+    the client as long as recomputing it elsewhere, but recomputing takes capacity from other requests.
     """
-    costs, factor = prefill_waits(candidates, scales=scales), scales.recompute_factor
+    costs, factor = prefill_waits(candidates), RECOMPUTE_FACTOR
     for i, candidate in enumerate(candidates):
-        # a prompt that is cached as a whole has still one token to compute
+        # a fully cached prompt still computes one token
         costs[i] += factor * max(candidate.prompt_tokens - candidate.saved_tokens, 1.0)
     return costs
 
 
-def decode_loads(candidates: Sequence[Candidate], *, scales: Scales) -> list[float | None]:
-    """Return what decoding costs an endpoint a token: its sequences, and the context that they attend to.
-
-    None where the load is unknown.
-    """
+def decode_loads(candidates: Sequence[Candidate]) -> list[float | None]:
+    """Return each endpoint's cost per decoded token: its sequences and their context; None if the load is unknown."""
     loads: list[float | None] = []
     for candidate in candidates:
         load = candidate.load
@@ -60,49 +66,49 @@ def decode_loads(candidates: Sequence[Candidate], *, scales: Scales) -> list[flo
             continue
         active = load.unfinished_requests + candidate.booked_requests
         held = load.kv_usage * load.kv_capacity_tokens if load.kv_capacity_tokens is not None else 0.0
-        loads.append(max(active, candidate.open_requests) * scales.request_tokens + max(candidate.context_tokens, held))
+        loads.append(max(active, candidate.open_requests) * REQUEST_TOKENS + max(candidate.context_tokens, held))
     return loads
 
 
 Column = list[float]
 
 
-def prefix(candidates: Sequence[Candidate], _: Ask, __: Scales) -> Column:
-    """Score the share of the prompt's tokens that the endpoint already holds; slower tiers count less."""
+def prefix(candidates: Sequence[Candidate], _: Ask) -> Column:
+    """Score the share of the prompt's tokens in the endpoint's cache; slower tiers count less."""
     return [
         candidate.saved_tokens / candidate.prompt_tokens if candidate.prompt_tokens else 0.0 for candidate in candidates
     ]
 
 
-def recent_prefix(candidates: Sequence[Candidate], _: Ask, __: Scales) -> Column:
-    """Score the share of the prompt's tokens that was sent to the endpoint a short while ago."""
+def recent_prefix(candidates: Sequence[Candidate], _: Ask) -> Column:
+    """Score the share of the prompt's tokens that recent requests sent to the endpoint."""
     return [
         candidate.recent_tokens / candidate.prompt_tokens if candidate.prompt_tokens else 0.0
         for candidate in candidates
     ]
 
 
-def prefill_work(candidates: Sequence[Candidate], _: Ask, scales: Scales) -> Column:
-    """Score 1.0 where the first token comes after the fewest computed tokens: queued ones and this prompt's own."""
-    return _least_is_best(prefill_costs(candidates, scales=scales), scale=scales.prefill_tokens)
+def prefill_work(candidates: Sequence[Candidate], _: Ask) -> Column:
+    """Score 1.0 where the fewest tokens are computed before the first token: queued prompts and this one."""
+    return _least_is_best(prefill_costs(candidates), scale=PREFILL_TOKENS)
 
 
-def decode_work(candidates: Sequence[Candidate], _: Ask, scales: Scales) -> Column:
-    """Score 1.0 where a token costs least: few sequences with little context."""
-    return _fewest_is_best(decode_loads(candidates, scales=scales), scale=scales.decode_tokens)
+def decode_work(candidates: Sequence[Candidate], _: Ask) -> Column:
+    """Score 1.0 where decoding is cheapest: few sequences with little context."""
+    return _fewest_is_best(decode_loads(candidates), scale=DECODE_TOKENS)
 
 
-def queue_depth(candidates: Sequence[Candidate], _: Ask, scales: Scales) -> Column:
+def queue_depth(candidates: Sequence[Candidate], _: Ask) -> Column:
     """Score 1.0 for the shortest queue; an unknown queue counts as the longest."""
-    return _fewest_is_best([candidate.queue_depth for candidate in candidates], scale=scales.queue_requests)
+    return _fewest_is_best([candidate.queue_depth for candidate in candidates], scale=QUEUE_REQUESTS)
 
 
-def active_requests(candidates: Sequence[Candidate], _: Ask, scales: Scales) -> Column:
-    """Score 1.0 for the fewest requests waiting, running or on their way there; unknown counts as the most."""
-    return _fewest_is_best([candidate.active_requests for candidate in candidates], scale=scales.active_requests)
+def active_requests(candidates: Sequence[Candidate], _: Ask) -> Column:
+    """Score 1.0 for the fewest requests waiting, running or on their way; unknown counts as the most."""
+    return _fewest_is_best([candidate.active_requests for candidate in candidates], scale=ACTIVE_REQUESTS)
 
 
-def kv_usage(candidates: Sequence[Candidate], _: Ask, __: Scales) -> Column:
+def kv_usage(candidates: Sequence[Candidate], _: Ask) -> Column:
     """Score the share of KV cache blocks that this prompt would leave free; unknown counts as full."""
     column = []
     for candidate in candidates:
@@ -117,11 +123,11 @@ def kv_usage(candidates: Sequence[Candidate], _: Ask, __: Scales) -> Column:
     return column
 
 
-def cache_room(candidates: Sequence[Candidate], _: Ask, scales: Scales) -> Column:
-    """Score 1.0 where this prompt displaces least: share of the cache filled of late x share of the prompt to add."""
+def cache_room(candidates: Sequence[Candidate], _: Ask) -> Column:
+    """Score 1.0 where this prompt evicts least: recently filled share of the cache x uncached share of the prompt."""
     shares = [
         candidate.filled_tokens
-        / ((candidate.load and candidate.load.kv_capacity_tokens) or scales.cache_tokens)
+        / ((candidate.load and candidate.load.kv_capacity_tokens) or CACHE_TOKENS)
         * (1.0 - candidate.matched_tokens / candidate.prompt_tokens)
         if candidate.prompt_tokens
         else 0.0
@@ -130,29 +136,29 @@ def cache_room(candidates: Sequence[Candidate], _: Ask, scales: Scales) -> Colum
     return _least_is_best(shares, scale=1.0)
 
 
-def lora(candidates: Sequence[Candidate], ask: Ask, _: Scales) -> Column:
-    """Score 1.0 where the adapter is loaded or on its way, 0.8 where a slot is free, 0.6 where it waits for one."""
+def lora(candidates: Sequence[Candidate], ask: Ask) -> Column:
+    """Score 1.0 if the adapter is loaded or was sent there, 0.8 if a slot is free, 0.6 if it waits for one."""
     adapter = ask.adapter
     if adapter is None:
         return [1.0] * len(candidates)
     return [_adapter_score(candidate, adapter) for candidate in candidates]
 
 
-def session(candidates: Sequence[Candidate], _: Ask, __: Scales) -> Column:
+def session(candidates: Sequence[Candidate], _: Ask) -> Column:
     """Score 1.0 for the endpoint of this session's last request."""
     return [1.0 if candidate.session else 0.0 for candidate in candidates]
 
 
-def memory_bandwidth(candidates: Sequence[Candidate], _: Ask, scales: Scales) -> Column:
-    """Score the share of memory bandwidth that is free; says nothing unless every endpoint reports it."""
+def memory_bandwidth(candidates: Sequence[Candidate], _: Ask) -> Column:
+    """Score the free share of the memory bandwidth; all score 1.0 unless every endpoint reports it."""
     rates = [candidate.trend.memory_bytes_per_second for candidate in candidates]
     if None in rates:
-        return [1.0] * len(candidates)  # not reported is not idle
-    return [max(1.0 - (rate or 0.0) / scales.memory_bytes_per_second, 0.0) for rate in rates]
+        return [1.0] * len(candidates)  # a missing report does not mean idle
+    return [max(1.0 - (rate or 0.0) / MEMORY_BYTES_PER_SECOND, 0.0) for rate in rates]
 
 
-def turn(candidates: Sequence[Candidate], ask: Ask, _: Scales) -> Column:
-    """Score 1.0 for the endpoint whose turn it is, and less the later another's comes."""
+def turn(candidates: Sequence[Candidate], ask: Ask) -> Column:
+    """Round robin: score 1.0 for the endpoint whose turn it is, and less the later the turn."""
     count = len(candidates)
     return [1.0 - ((i - ask.turn) % count) / count for i in range(count)]
 
@@ -166,8 +172,8 @@ def _adapter_score(candidate: Candidate, adapter: str) -> float:
     listed = load.running_adapters | load.waiting_adapters
     if load.max_adapters is None or len(listed) < load.max_adapters:
         return 1.0 if adapter in load.running_adapters else 0.8
-    # vLLM 0.32 lists waiting adapters among the running ones: with more names than slots, it is not
-    # known which are loaded
+    # vLLM 0.32 lists waiting adapters among the running ones: with more names than slots,
+    # the loaded ones are unknown
     if adapter in load.running_adapters and len(load.running_adapters) <= load.max_adapters:
         return 1.0
     return 0.6 if adapter in listed else 0.0
@@ -192,17 +198,26 @@ def _least_is_best(values: Sequence[float], *, scale: float) -> Column:
     return [1.0 - (value - fewest) / span for value in values]
 
 
-SCORERS: Mapping[str, Callable[[Sequence[Candidate], Ask, Scales], Column]] = {
-    "prefill-work": prefill_work,
-    "decode-work": decode_work,
-    "prefix": prefix,
-    "recent-prefix": recent_prefix,
-    "queue-depth": queue_depth,
-    "active-requests": active_requests,
-    "kv-usage": kv_usage,
-    "cache-room": cache_room,
-    "lora": lora,
-    "session": session,
-    "memory-bandwidth": memory_bandwidth,
-    "turn": turn,
-}
+class Scorers(dict[str, Callable[[Sequence[Candidate], Ask], Column]]):
+    """Name -> scorer; `plugins` adds the scorers of other packages at start."""
+
+    def __missing__(self, name: str) -> Callable[[Sequence[Candidate], Ask], Column]:
+        raise PluginSkippedError(f"{name} is not installed in this picker")
+
+
+SCORERS = Scorers(
+    {
+        "prefill-work": prefill_work,
+        "decode-work": decode_work,
+        "prefix": prefix,
+        "recent-prefix": recent_prefix,
+        "queue-depth": queue_depth,
+        "active-requests": active_requests,
+        "kv-usage": kv_usage,
+        "cache-room": cache_room,
+        "lora": lora,
+        "session": session,
+        "memory-bandwidth": memory_bandwidth,
+        "turn": turn,
+    }
+)

@@ -1,36 +1,35 @@
-"""Whether one more stream on an endpoint breaks a promised inter-token time: its own, or that of one that runs. Pure.
+"""Tell whether one more stream on an endpoint breaks an inter-token target: its own, or a running stream's. Pure.
 
-`room` asks. The promises of a class that is more important or equally important are kept; those of less important
-classes give way where there is no other place, and their streams are not waited for.
-`docs/explanation/estimates.md` has the rules in words.
+Used by `room`. Targets of equally or more important classes are kept. Targets of less important classes give way if no
+endpoint has room, and a request does not wait for their streams. `docs/explanation/estimates.md` explains the rules.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
+from extproc.answers.stream_promises import StreamPromises
 from extproc.pods.endpoint import Candidate
 from extproc.pods.endpoint_samples import EndpointPace
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.pods.stream_samples import StreamPace
-from extproc.slo.stream_promises import StreamPromises
 from kvmesh.pods.pod_report import EndpointLoad
 
-PROMISE_SHARE = 0.9  # of a promised time that is to be the mean: some streams are slower
+PROMISE_SHARE = 0.9  # expected mean / target at most: some streams are slower than the mean
 REASON = "inter-token-promise"
 UNLEARNED, OUT_OF_REACH = "inter-token-unlearned", "inter-token-out-of-reach"
 
 
 class BrokenPromise(msgspec.Struct, frozen=True, kw_only=True):
-    """One more stream would make tokens too slow."""
+    """One more stream would break an inter-token target."""
 
-    fill: float  # the expected time as a share of the one that is promised, less a margin
+    fill: float  # expected inter-token time / (PROMISE_SHARE x target)
     why: str
-    yields: bool  # only less important classes would notice, or only their streams are what makes tokens late
+    yields: bool  # only less important classes' targets break, or only because of their streams
 
 
 def seconds_with(candidate: Candidate, load: EndpointLoad, streams: StreamPace, running_limit: float | None) -> float:
-    """Return the mean inter-token time at an endpoint with this report once it runs the request, too."""
+    """Return the mean inter-token time at an endpoint with this report once it also runs this request."""
     running, opened = load.running_requests, candidate.open_requests
     active = running + load.waiting_requests + load.fetching_requests + candidate.booked_requests
     if opened > active:  # noqa: PLR1730  (a call costs more)
@@ -39,12 +38,12 @@ def seconds_with(candidate: Candidate, load: EndpointLoad, streams: StreamPace, 
     if load.kv_capacity_tokens is not None:
         context += load.kv_usage * load.kv_capacity_tokens
     if active > running and opened:
-        # what does not run yet is taken to be as long as what is open there
+        # requests that do not run yet count with the mean context of the open ones
         more = active - running
         context += candidate.context_tokens * (more / opened if more < opened else 1.0)
     count = active + 1.0
     if running_limit is not None and count > running_limit:
-        count = max(running_limit, float(running))  # the others wait there
+        count = max(running_limit, float(running))  # the rest wait in the pod's queue
     return streams.seconds(count, context)
 
 
@@ -55,7 +54,7 @@ def broken_promise(
     class_name: str,
     promises: StreamPromises,
 ) -> BrokenPromise | None:
-    """Return what the request's stream would break there; None: nothing, as far as is known."""
+    """Return the target that the request's stream would break there, or None if none is known to break."""
     streams, load = pace.streams, candidate.load
     if streams is None or load is None:
         return None
@@ -87,10 +86,10 @@ def broken_promise(
 def _seconds_without_others(
     candidate: Candidate, load: EndpointLoad, streams: StreamPace, promises: StreamPromises, priority: int
 ) -> float:
-    """Return the mean inter-token time with the request once all streams have ended that are less important.
+    """Return the mean inter-token time with the request once all less important streams have ended.
 
-    These are all that are not known to be as important: streams with a promise alone are counted by class. They end
-    whether the request waits or not, and while it runs there none of them comes after.
+    Only streams with a target are counted by class, so all other streams count as less important. They end whether the
+    request waits or not, and no new ones are admitted while it runs there.
     """
     count = sum(number for name, number in candidate.promised.items() if promises.priorities.get(name, 0) >= priority)
     context = load.kv_usage * load.kv_capacity_tokens if load.kv_capacity_tokens is not None else 0.0
@@ -99,12 +98,12 @@ def _seconds_without_others(
 
 
 def is_out_of_reach(streams: StreamPace, promised_seconds: float) -> bool:
-    """Tell whether not even a stream that is alone there has its tokens in time: then nothing is gained by waiting."""
+    """Tell whether even a single stream would miss the target there: then waiting gains nothing."""
     return streams.alone_seconds > PROMISE_SHARE * promised_seconds
 
 
 def least_seconds(kept: Sequence[Candidate], estimates: LatencyEstimates) -> float:
-    """Return the inter-token time at the endpoint where it would be the shortest; 0 where none is known."""
+    """Return the shortest expected inter-token time of all endpoints, 0 if none is known."""
     found = 0.0
     for candidate in kept:
         pace = estimates.pace(candidate.address)
@@ -117,7 +116,7 @@ def least_seconds(kept: Sequence[Candidate], estimates: LatencyEstimates) -> flo
 def unkept(
     kept: Sequence[Candidate], estimates: LatencyEstimates, *, class_name: str, promises: StreamPromises
 ) -> dict[str, str]:
-    """Return in words, by a name, why a class's promise is not looked at by some of the endpoints that are busy."""
+    """Return reason -> explanation why some busy endpoints ignore the class's inter-token target."""
     promised = promises.seconds.get(class_name)
     if promised is None:
         return {}

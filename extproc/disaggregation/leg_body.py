@@ -1,6 +1,6 @@
-"""What requests can be taken apart, and what the prefill pod gets of one. Pure.
+"""Which requests can be split into prefill and decode, and the bodies of both. Pure.
 
-The limits are those of vLLM 0.32's APIs, which all take transfer parameters and return them: `/v1/chat/completions`,
+The rules are for vLLM 0.32's APIs, which all accept and return transfer parameters: `/v1/chat/completions`,
 `/v1/completions`, `/v1/responses`, Anthropic's `/v1/messages` and `/inference/v1/generate`.
 """
 
@@ -13,9 +13,9 @@ from extproc.requests.json_edit import JsonObject
 from extproc.requests.request import ApiKind, InferenceRequest
 
 _ONE, _NO, _NOTHING = b"1", b"false", b"null"
-SAMPLING = "sampling_params"  # where /inference/v1/generate has its limits
+SAMPLING = "sampling_params"  # holds the limits in /inference/v1/generate
 TOOLS = "tools"
-# the limits of an answer: the first is always set, the others where the client has them
+# the fields that limit an answer: the first is always set, the others only if the client set them
 _LIMITS: Mapping[ApiKind, tuple[str, ...]] = {
     ApiKind.CHAT_COMPLETIONS: ("max_tokens", "max_completion_tokens", "min_tokens"),
     ApiKind.COMPLETIONS: ("max_tokens", "min_tokens"),
@@ -23,7 +23,7 @@ _LIMITS: Mapping[ApiKind, tuple[str, ...]] = {
     ApiKind.MESSAGES: ("max_tokens",),
     ApiKind.GENERATE: ("max_tokens", "min_tokens"),  # in SAMPLING
 }
-# what makes the leg's answer long and is of no use in it, or is refused without a stream
+# fields that only make the leg's answer longer, or that are refused without a stream
 _LEFT_OUT: Mapping[str, bytes] = {
     "stream_options": _NOTHING,
     "echo": _NO,
@@ -31,8 +31,8 @@ _LEFT_OUT: Mapping[str, bytes] = {
     "logprobs": _NOTHING,
     "top_logprobs": _NOTHING,
 }
-# a request with another value of these cannot be taken apart: several sequences would fetch the same blocks, vLLM
-# computes the prompt itself to answer, answers before it has, or knows the conversation on one pod alone
+# Any other value of these fields prevents a split: several sequences would fetch the same blocks, vLLM needs to compute
+# the prompt itself, it answers before computing, or only one pod knows the conversation.
 _WHOLE: Mapping[str, tuple[bytes, ...]] = {
     "n": (_NOTHING, _ONE),
     "best_of": (_NOTHING, _ONE),
@@ -54,9 +54,9 @@ _TOOLS = msgspec.json.Decoder(list[_Tool] | None)
 
 
 def cannot_be_split(request: InferenceRequest, body: JsonObject, protocol: TransferProtocol) -> str | None:
-    """Return why the request has to be computed where it is decoded, None where it need not be.
+    """Return why the decode pod must compute the prompt, or None if the request can be split.
 
-    Raise MalformedRequestError for a body in which no field can be replaced.
+    Raise MalformedRequestError for a body whose fields cannot be replaced.
     """
     if request.api not in protocol.apis:
         return f"requests of {request.api.value} have no prefill leg"
@@ -71,16 +71,16 @@ def cannot_be_split(request: InferenceRequest, body: JsonObject, protocol: Trans
         if (value := values.get(name)) is not None and value not in harmless:
             return f"it has {name}"
     if request.api is ApiKind.RESPONSES and not _has_functions_alone(values.get(TOOLS)):
-        # vLLM repeats the request with what its tool has said, and the parameters are in each of these
+        # vLLM repeats the request with the tool's result, and each repetition contains the transfer parameters
         return f"it has {TOOLS} that the pod uses itself"
     return None
 
 
 def prefill_body(request: InferenceRequest, body: JsonObject, protocol: TransferProtocol, names: LegNames) -> bytes:
-    """Return what the prefill pod gets: no stream, one token if it asks for that, and what the protocol says."""
+    """Return the prefill pod's body: not streamed, one token if the protocol needs that, and the protocol's fields."""
     asked, given = {"stream": _NO, **protocol.ask(names)}, body.values(_LOOKED_AT)
     if request.api is ApiKind.RESPONSES:
-        asked["store"] = _NO  # else the pod keeps the leg's response, for ever
+        asked["store"] = _NO  # else the pod stores the leg's response forever
     if not protocol.is_one_token:
         return body.replaced(asked | ({"stream_options": _NOTHING} if "stream_options" in given else {}))
     changes = {name: value for name, value in _LEFT_OUT.items() if name in given}
@@ -95,7 +95,7 @@ def prefill_body(request: InferenceRequest, body: JsonObject, protocol: Transfer
 
 
 def decode_body(body: JsonObject, fields: Mapping[str, bytes]) -> bytes:
-    """Return what the decode pod gets: the client's body and what the protocol says of the prompt's blocks."""
+    """Return the decode pod's body: the client's body with the protocol's fields for the prompt's blocks."""
     return body.replaced(fields) if fields else body.raw
 
 
@@ -105,7 +105,7 @@ def _limits(api: ApiKind, given: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _has_functions_alone(tools: bytes | None) -> bool:
-    """Tell whether the client uses all tools itself."""
+    """Tell whether all tools are functions, which the client runs."""
     if tools is None:
         return True
     try:

@@ -1,41 +1,46 @@
-"""Whether a prompt is computed by another pod than the one that decodes: five factors, and rules over them. Pure.
+"""Decides whether a prefill pod computes a prompt, instead of the decode pod: five factors, and rules. Pure.
 
-The factors are the tokens that the decode pod does not hold, what it holds, the prefill pod's queue, what the decode
-pod runs, and the request's class. `explain` shows the numbers of both sides.
+The factors: the prompt's uncached and cached tokens on the decode pod, the prefill pod's queue, the decode pod's load,
+and the request's class. `explain` shows the numbers of both sides.
 """
 
 from collections.abc import Callable, Mapping
 
 import msgspec
 
-from extproc.policy.disaggregation import Disaggregation, OffloadRule, Vote, VoteAction, VoteMetric
+from extproc.policy.disaggregation import Disaggregation, OffloadRule, VoteAction, VoteMetric
+
+# docs/decisions/0014-offload-rule.md
+STALLED_STREAM_WEIGHT = 0.1  # of a second of delay for another stream, by a local prefill
+QUEUED_PROMPT_WEIGHT = 0.5  # the same for each open prompt at the prefill pod
+MISSED_TARGET_WEIGHT = 0.25  # as a share of the target
 
 
 class Sides(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What speaks for either side, for one request, one decode pod and one prefill pod."""
+    """The numbers of local and remote prefill, for one request, one decode pod and one prefill pod."""
 
     prompt_tokens: int
     cached_tokens: int = 0  # of the prompt, on the decode pod
-    prefill_queue: int = 0  # requests that wait at the prefill pod or are on their way there
-    decode_requests: int = 0  # that the decode pod runs
-    decode_open: int = 0  # that it runs or that wait or are on their way there: a prompt computed there holds them up
-    prefill_open: int = 0  # prompts that are open at the prefill pod: a sign of how many this one will hold up
-    local_seconds: float = 0.0  # to the first token where the decode pod computes the prompt
-    local_compute_seconds: float = 0.0  # of these, computing it; the decode pod's other streams wait as long
-    remote_seconds: float = 0.0  # to the first token by way of the prefill pod, the transfer included
-    remote_compute_seconds: float = 0.0  # of these, computing the prompt there
-    transfer_seconds: float = 0.0  # of these, moving the cache
-    target_seconds: float | None = None  # what the class promises; None: nothing
-    yields: bool = False  # a request of this class leaves a queue to those of others
+    prefill_queue: int = 0  # requests waiting at the prefill pod or on their way to it
+    decode_requests: int = 0  # running on the decode pod
+    decode_open: int = 0  # running, waiting or on their way to the decode pod: a local prefill delays them
+    prefill_open: int = 0  # prompts open at the prefill pod: indicates how many later ones this prompt will delay
+    local_seconds: float = 0.0  # TTFT if the decode pod computes the prompt
+    local_compute_seconds: float = 0.0  # the compute time in it; the decode pod's other streams stall for as long
+    remote_seconds: float = 0.0  # TTFT by way of the prefill pod, including the transfer
+    remote_compute_seconds: float = 0.0  # the compute time in it
+    transfer_seconds: float = 0.0  # the time in it to move the KV cache
+    target_seconds: float | None = None  # TTFT target of the class, if any
+    yields: bool = False  # the class gives way to other classes in a queue
 
     @property
     def uncached_tokens(self) -> int:
-        """What the decode pod would compute; of a prompt that it holds as a whole still one token."""
+        """The tokens that the decode pod would compute; at least one, even for a fully cached prompt."""
         return max(self.prompt_tokens - self.cached_tokens, 1 if self.prompt_tokens else 0)
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where the prompt is computed, and why in words."""
+    """Where the prompt is computed, and the reason in words."""
 
     remote: bool
     why: str
@@ -48,23 +53,23 @@ def decide(sides: Sides, policy: Disaggregation) -> Verdict:
     return _RULES[policy.rule](sides, policy)
 
 
-def by_estimate(sides: Sides, policy: Disaggregation) -> Verdict:
-    """Compare the two times to the first token, and what either way costs others.
+def by_estimate(sides: Sides, _: Disaggregation) -> Verdict:
+    """Compare both TTFTs, plus the delay that each choice causes to other requests.
 
-    A local prefill holds up the streams of the decode pod, a remote one the prompts that come behind it. A way that
-    misses the promise of the class counts for more.
+    A local prefill stalls the decode pod's streams; a remote one delays the prompts behind it. A choice that misses the
+    class's target gets a penalty.
     """
-    streams = policy.stalled_stream_weight * sides.decode_open * sides.local_compute_seconds
-    prompts = policy.queued_prompt_weight * sides.prefill_open * sides.remote_compute_seconds
-    local, local_words = _cost(sides.local_seconds, streams, sides.target_seconds, policy)
-    remote, remote_words = _cost(sides.remote_seconds, prompts, sides.target_seconds, policy)
+    streams = STALLED_STREAM_WEIGHT * sides.decode_open * sides.local_compute_seconds
+    prompts = QUEUED_PROMPT_WEIGHT * sides.prefill_open * sides.remote_compute_seconds
+    local, local_words = _cost(sides.local_seconds, streams, sides.target_seconds)
+    remote, remote_words = _cost(sides.remote_seconds, prompts, sides.target_seconds)
     return Verdict(remote=remote < local, why=f"local {local_words}, remote {remote_words}")
 
 
 def by_thresholds(sides: Sides, policy: Disaggregation) -> Verdict:
-    """Compare lengths and queues: a long prompt, or a shorter one where the decode pod is busy, and room to compute it.
+    """Offload a long prompt, or a shorter one if the decode pod is busy, provided that the prefill queue has room.
 
-    Lengths and loads count from their threshold on (>=), a queue has room below its own (<).
+    Lengths and loads must reach their thresholds (>=); the queue must be below its own (<).
     """
     tokens, queue, busy = sides.uncached_tokens, sides.prefill_queue, sides.decode_requests
     if queue >= policy.prefill_queue_requests:
@@ -79,12 +84,13 @@ def by_thresholds(sides: Sides, policy: Disaggregation) -> Verdict:
 
 
 def by_votes(sides: Sides, policy: Disaggregation) -> Verdict:
-    """Add up the votes whose metric is above their threshold; those for local count against."""
+    """Add up the votes whose metric exceeds their threshold; votes for local count negative."""
     score, words = 0.0, []
     for vote in policy.votes:
         if _METRICS[vote.metric](sides) > vote.threshold:
-            score += _signed(vote)
-            words.append(f"{vote.metric.value} above {vote.threshold:g} {_signed(vote):+g}")
+            weight = vote.weight if vote.action is VoteAction.PREFER_REMOTE else -vote.weight
+            score += weight
+            words.append(f"{vote.metric.value} above {vote.threshold:g} {weight:+g}")
     return Verdict(
         remote=score > policy.minimum_score,
         why=f"{score:g} of votes ({'; '.join(words) or 'none'}), remote above {policy.minimum_score:g}",
@@ -92,21 +98,16 @@ def by_votes(sides: Sides, policy: Disaggregation) -> Verdict:
 
 
 def always(_: Sides, __: Disaggregation) -> Verdict:
-    """Take the prefill pod."""
+    """Always use the prefill pod."""
     return Verdict(remote=True, why="the policy's rule is always")
 
 
-def _cost(own: float, others: float, target: float | None, policy: Disaggregation) -> tuple[float, str]:
-    """Return what one way costs in seconds, and its parts in words."""
+def _cost(own: float, others: float, target: float | None) -> tuple[float, str]:
     words = f"{own:.3f} s" + (f" and {others:.3f} s of others" if others else "")
     if target is None or own <= target:
         return own + others, words
-    more = policy.missed_promise_weight * target
+    more = MISSED_TARGET_WEIGHT * target
     return own + others + more, f"{words} and {more:.3f} s for missing {target:g} s"
-
-
-def _signed(vote: Vote) -> float:
-    return vote.weight if vote.action is VoteAction.PREFER_REMOTE else -vote.weight
 
 
 _METRICS: Mapping[VoteMetric, Callable[[Sides], float]] = {

@@ -1,17 +1,18 @@
-"""One request to one prefill pod: sent, awaited until its deadline, and read.
+"""One prefill request to one pod: send it, wait until its deadline, read the answer.
 
-It is cancelled like any other call: the connection is closed then, by which vLLM aborts the prompt and frees its blocks
-at once. A pod's answer has only a token in it, so that more than a megabyte is no answer; redirects are not followed.
+It can be cancelled like any other call. This closes the connection, so that vLLM aborts the prompt and frees its blocks
+at once. The answer contains one token, so more than a megabyte is an error; redirects are not followed.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import msgspec
 
+from extproc.choosing.endpoint_health import Outcome, outcome_of_headers
 from extproc.disaggregation.leg_body import prefill_body
 from extproc.disaggregation.transfer_protocols import (
-    RANK_HEADER,
     Fields,
     LegAnswerError,
     LegNames,
@@ -19,19 +20,20 @@ from extproc.disaggregation.transfer_protocols import (
     TransferProtocol,
     engine_of,
 )
+from extproc.pods.pod_ranks import RANK_HEADER, pinned, pod_of
 from extproc.requests.json_edit import JsonObject
 from extproc.requests.request import InferenceRequest
 from kvmesh.pods.http_response import HttpResponse, HttpResponseError
 from kvmesh.pods.pod_http import PodPages
 
 MOST_ANSWER_BYTES = 1 << 20
-KEPT_CONNECTIONS = 32  # a pod; prompts that are computed at the same time have one each
+KEPT_CONNECTIONS = 32  # per pod; each concurrent prompt uses one
 BOOTSTRAP_SECONDS = 2.0  # for the bootstrap server's page
-BUSY = 503
+OUTCOMES = {Outcome.FULL: LegOutcome.FULL, Outcome.NEITHER: LegOutcome.REFUSED}
 
 
 class LegError(Exception):
-    """A leg that brought nothing: `outcome` says what kind, the words why."""
+    """A failed leg: `outcome` is its kind, the message the reason."""
 
     def __init__(self, outcome: LegOutcome, why: str) -> None:
         super().__init__(why)
@@ -39,11 +41,16 @@ class LegError(Exception):
 
 
 class LegRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's request, as far as its legs need it."""
+    """The parts of a client's request that its legs need."""
 
     request: InferenceRequest
-    body: JsonObject  # for the decode pod, without parameters
+    body: JsonObject  # for the decode pod, without transfer parameters
     headers: Mapping[str, str]
+
+    def at_rank(self, endpoint: str, ranks: Mapping[str, Sequence[int]]) -> Self:
+        """Return the request with the header for the endpoint's rank; `ranks`: pod -> its ranks."""
+        _, header = pinned((endpoint,), ranks)
+        return msgspec.structs.replace(self, headers={**self.headers, **header}) if header else self
 
 
 async def run_leg(
@@ -55,7 +62,7 @@ async def run_leg(
     *,
     timeout_seconds: float | None,
 ) -> Fields:
-    """Have a prefill pod compute the prompt, and return what the decode pod's body gets. Raise LegError."""
+    """Have a prefill pod compute the prompt, and return the fields for the decode pod's body. Raise LegError."""
     try:
         async with asyncio.timeout(timeout_seconds):
             return await _run(pages, endpoint, asked, protocol, names)
@@ -73,7 +80,7 @@ async def _run(
 ) -> Fields:
     headers = asked.headers
     if protocol.asks_bootstrap:
-        # each time: after a restart the pod has another name, and a decode pod could not find the old one
+        # each time: a restarted pod has a new engine id, and a decode pod could not find the old one
         server = f"{names.host}:{names.bootstrap_port}"
         page = _content(
             await pages.get(server, "/query", timeout_seconds=BOOTSTRAP_SECONDS, max_body_bytes=MOST_ANSWER_BYTES)
@@ -82,7 +89,7 @@ async def _run(
         if engine.rank is not None:
             headers = {**headers, RANK_HEADER: engine.rank}
     answer = await pages.post(
-        endpoint,
+        pod_of(endpoint),
         asked.request.path,
         prefill_body(asked.request, asked.body, protocol, names),
         timeout_seconds=None,
@@ -94,11 +101,6 @@ async def _run(
 
 def _content(answer: HttpResponse) -> bytes:
     if answer.status != 200:
-        raise LegError(_outcome_of(answer.status), f"it answers {answer.status}")
+        outcome = outcome_of_headers(answer.status, content_type="application/json")
+        raise LegError(OUTCOMES.get(outcome, LegOutcome.FAILED), f"it answers {answer.status}")
     return answer.body
-
-
-def _outcome_of(status: int) -> LegOutcome:
-    if status == BUSY:
-        return LegOutcome.FULL
-    return LegOutcome.REFUSED if 400 <= status < 500 else LegOutcome.FAILED

@@ -1,51 +1,83 @@
-"""Which prefill pod computes a prompt for the decode pod that was chosen, and whether any does. Pure.
+"""Decides whether a prefill pod computes a prompt for the chosen decode pod, and which one. Pure.
 
-The decode pod comes first, as without disaggregation: by its cache and its load. The prefill pods that may serve the
-request are then compared by what the first token would take by way of each: the queue there, what of the prompt it does
-not hold, and moving the cache.
+The decode pod is chosen first, as without disaggregation: by its cache and its load. The prefill pods that may serve
+the request are then compared by the expected TTFT: their queue, their uncached part of the prompt, and the KV transfer.
+
+Pod labels decide which prefill pods may pair with a decode pod, and the speed of their link.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from extproc.choosing.room import expected_ttft
 from extproc.disaggregation.offload import Sides, Verdict, decide
-from extproc.disaggregation.pairs import Labels, link_bytes_per_second, partners
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.pods.link_estimate import LinkEstimates
 from extproc.policy.disaggregation import Disaggregation
 
+Labels = Mapping[str, Mapping[str, str]]  # endpoint -> its pod's labels that matter for pairing
+NO_LABELS: Mapping[str, str] = {}
+
+
+def partners(
+    decode: str, prefillers: Sequence[Candidate], labels: Labels, policy: Disaggregation
+) -> Sequence[Candidate]:
+    """Return the prefill pods that agree with the decode pod on the policy's `sameLabels`; both may lack a label."""
+    if not policy.same_labels:
+        return prefillers
+    own = labels.get(decode, NO_LABELS)
+    wanted = [(name, own.get(name)) for name in policy.same_labels]
+    return [
+        prefiller
+        for prefiller in prefillers
+        if all(labels.get(prefiller.address, NO_LABELS).get(name) == value for name, value in wanted)
+    ]
+
+
+def link_bytes_per_second(
+    prefill: str, decode: str, labels: Labels, *, policy: Disaggregation, links: LinkEstimates
+) -> float:
+    """Return the speed of a KV transfer between two pods.
+
+    The first of the policy's `links` applies whose label has the same value on both pods. Other pairs use the speed
+    measured at the decode pod's fetches, or `linkBytesPerSecond` before the first fetch.
+    """
+    here, there = labels.get(decode, NO_LABELS), labels.get(prefill, NO_LABELS)
+    for link in policy.links:
+        if (value := here.get(link.label)) is not None and there.get(link.label) == value:
+            return link.bytes_per_second
+    return links.bytes_per_second(decode, declared=policy.link_bytes_per_second)
+
 
 class PrefillPlace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One prefill pod as the place for a prompt."""
+    """One prefill pod as a candidate for computing a prompt."""
 
     endpoint: str
-    uncached_tokens: int  # of the prompt, to be computed there; at least 1
-    cached_tokens: int  # that it holds
-    queue: int  # requests that wait there or are on their way
-    leg_seconds: float  # until its answer, expected
-    transfer_seconds: float  # for moving the cache to the decode pod
-    seconds: float  # to the client's first token by way of it, all of these together
+    uncached_tokens: int  # of the prompt, which the pod would compute; at least 1
+    cached_tokens: int  # of the prompt
+    queue: int  # requests waiting there or on their way
+    leg_seconds: float  # expected time until the pod's answer
+    transfer_seconds: float  # to move the KV cache to the decode pod
+    seconds: float  # expected TTFT: the leg and the transfer
 
 
 class Race(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Whether the two best prefill pods compute a prompt at the same time, and why in words."""
+    """Whether the two best prefill pods compute a prompt at the same time, and the reason in words."""
 
     runs: bool
     why: str
 
 
 class PrefillPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided of a request's prefill, and the numbers that it was decided by."""
+    """The decision about a request's prefill, and its basis."""
 
     verdict: Verdict
     sides: Sides
-    policy: Disaggregation  # by which it was decided
-    places: tuple[PrefillPlace, ...]  # the best first; the others are for its failure
-    race: Race | None = None  # None: the policy wants none, or no prefill pod computes the prompt
-    withheld: Verdict | None = None  # in shadow: by which a prefill pod would compute it
+    policy: Disaggregation  # applied to the decision
+    places: tuple[PrefillPlace, ...]  # best first; the others are fallbacks
+    race: Race | None = None  # None without races in the policy, or without a remote prefill
 
     @property
     def is_remote(self) -> bool:
@@ -71,10 +103,10 @@ def plan_prefill(
     tie_break: Callable[[], float],
     now: float,
 ) -> PrefillPlan | None:
-    """Return where the prompt of a request that decodes at `decode` is computed; None where nobody else could.
+    """Return where the prompt of a request that decodes at `decode` is computed, or None without an alternative.
 
-    `labels`: those of pods by which pairs are made. `target_seconds`: the TTFT that the request's class promises;
-    `yields`: its class leaves queues to the others.
+    `labels`: the pod labels for pairing. `target_seconds`: the TTFT target of the request's class. `yields`: its class
+    gives way to others in queues.
     """
     prefillers = partners(decode.address, prefillers, labels, policy)
     if not prefillers or not decode.prompt_tokens:

@@ -1,34 +1,34 @@
-"""When the two best prefill pods compute a prompt at the same time, the first of which wins. Pure.
+"""Decides when the two best prefill pods race: both compute the prompt, and the first answer wins. Pure.
 
-A race buys a sooner first token with work that is done twice. So there is a budget; it is for classes with a tight
-target; and the second pod must have nobody waiting, and keep the promise as well as the first.
+A race shortens TTFT at the cost of double work. So races have a budget and are only for classes with a tight target.
+The second pod must have an empty queue, and be expected to meet the target, too.
 """
 
 from extproc.disaggregation.prefill_plan import PrefillPlan, Race
 
-MOST_SAVED = 8.0  # races that a time without any may save up
-ROUNDING = 1e-9  # of a sum of shares
+MOST_SAVED = 8.0  # races; the most that a quiet period can save up
+ROUNDING = 1e-9  # error of a sum of shares
 
 
 class RaceBudget:
-    """How many more prompts of a pool may be raced: a share of those that prefill pods compute, counted, not drawn."""
+    """A pool's race budget: a share of its remote prefills, by exact counting instead of chance."""
 
     def __init__(self) -> None:
         self._saved = 0.0
 
     def allows(self, share: float) -> bool:
-        """Tell whether a prompt that goes to prefill pods now may be raced, where this share of all may."""
+        """Tell whether the next remote prefill may be raced, given the allowed `share` of them."""
         return self._saved + share >= 1.0 - ROUNDING
 
     def count(self, plan: PrefillPlan) -> None:
-        """Take note of a prompt that goes to prefill pods, and whether it is raced."""
+        """Count a remote prefill, and charge the budget if it is raced."""
         self._saved = min(self._saved + plan.policy.race_share, MOST_SAVED)
         if plan.races:
             self._saved -= 1.0
 
 
 def race_of(plan: PrefillPlan, budget: RaceBudget) -> Race | None:
-    """Return whether a plan's prompt is raced, and why; None where the policy wants no races, or there is no leg."""
+    """Return whether a plan's prompt is raced, and why; None without races in the policy or without a leg."""
     if not plan.policy.race_share or not plan.is_remote:
         return None
     why_not = _why_not(plan, budget)

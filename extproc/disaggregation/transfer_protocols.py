@@ -1,9 +1,10 @@
-"""How a prompt's blocks get from the prefill pod to the decode pod, protocol by protocol: one table. Pure.
+"""The protocols that transfer a prompt's blocks from the prefill pod to the decode pod: one table. Pure.
 
-A protocol says what the bodies of both legs get, whether the decode pod's request waits for the prefill pod's answer,
-and what the prefill pod must be asked first. Whoever runs legs knows these alone. The fields are those of vLLM 0.32.0's
-connectors (`distributed/kv_transfer/kv_connector/v1`), of SGLang 0.5.23 (`srt/entrypoints/openai/protocol.py`) and of
-TensorRT-LLM (`tensorrt_llm/serve/openai_disagg_service.py`); docs/guides/disaggregation.md has how engines are started.
+A protocol defines the fields of both legs' bodies, whether the decode request waits for the prefill pod's answer, and
+whether to query the prefill pod first. The code that runs legs depends only on this. The fields come from vLLM
+0.32.0's connectors (`distributed/kv_transfer/kv_connector/v1`), SGLang 0.5.23 (`srt/entrypoints/openai/protocol.py`)
+and TensorRT-LLM (`tensorrt_llm/serve/openai_disagg_service.py`); docs/guides/disaggregation.md explains how to start
+the engines.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,79 +13,83 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from extproc.pods.pod_ranks import RANK_HEADER
 from extproc.policy.disaggregation import Disaggregation, Protocol
+from extproc.requests.client_body import (
+    BOOTSTRAP_HOST,
+    BOOTSTRAP_PORT,
+    BOOTSTRAP_ROOM,
+    KV_PARAMETERS,
+    PHASE_PARAMETERS,
+)
 from extproc.requests.json_edit import JsonObject
 from extproc.requests.request import ApiKind
 
-KV_PARAMETERS = "kv_transfer_params"  # vLLM's
-BOOTSTRAP_HOST, BOOTSTRAP_PORT, BOOTSTRAP_ROOM = "bootstrap_host", "bootstrap_port", "bootstrap_room"  # SGLang's
-PHASE_PARAMETERS = "disaggregated_params"  # TensorRT-LLM's
-RANK_HEADER = "x-data-parallel-rank"  # vLLM sends the request to this rank
-# by which a client would choose pods or blocks itself; llm-d's sidecar goes by the first three, SGLang by the others,
-# which go before the body's fields
+# With these headers a client could choose ranks, pods, blocks or its place in an engine's queue. llm-d's sidecar obeys
+# PREFILLER_HEADER and the next two, vLLM the last; SGLang obeys the others, even over the body's fields.
 PREFILLER_HEADER = "x-prefiller-host-port"
 CLIENT_HEADERS = (
+    RANK_HEADER,
     *(PREFILLER_HEADER, "x-encoder-hosts-ports", "x-kv-cache-source-host-port"),
     *("x-override-bootstrap-host", "x-override-bootstrap-port", "x-override-bootstrap-room"),
-    "x-override-disagg-prefill-dp-rank",
+    *("x-override-disagg-prefill-dp-rank", "x-override-routed-dp-rank", "x-override-priority", "x-vllm-priority"),
 )
-# Envoy's: it goes before what the route says of retries, where the ext_proc filter's `mutation_rules` allow it
+# Envoy's header: it overrides the route's retry policy, if the ext_proc filter's `mutation_rules` allow it
 NO_RETRIES: Mapping[str, str] = {"x-envoy-max-retries": "0"}
-LEAST_NUMBER, MOST_NUMBER = 1 << 42, 1 << 62  # TensorRT-LLM's own ids are below, and engines keep 63 bits
-Fields: TypeAlias = Mapping[str, bytes]  # of a body: name -> JSON
+LEAST_NUMBER, MOST_NUMBER = 1 << 42, 1 << 62  # TensorRT-LLM's own ids are smaller; engines keep 63 bits
+Fields: TypeAlias = Mapping[str, bytes]  # a body's fields: name -> JSON
 
 
 class LegOutcome(StrEnum):
-    """How a prefill leg has ended; a metric's label."""
+    """The outcome of a prefill leg; a metric's label."""
 
     ANSWERED = "answered"
     FULL = "full"  # 503: the pod has no room
-    REFUSED = "refused"  # 4xx: the decode pod would say the same, and to the client
+    REFUSED = "refused"  # 4xx: the decode pod would refuse the client in the same way
     FAILED = "failed"  # 5xx, a redirect, or no answer at all
     TIMED_OUT = "timed-out"
-    UNREADABLE = "unreadable"  # 200, and does not say where the blocks are
+    UNREADABLE = "unreadable"  # 200, but without the location of the blocks
     CLIENT_LEFT = "client-left"
-    LOST = "lost"  # in a race: the other leg was first, and this one's connection is closed
-    LATE = "late"  # in a race: it has answered behind the first, and keeps its blocks until its engine's time for it
+    LOST = "lost"  # in a race: the other leg was first, and this leg's connection was closed
+    LATE = "late"  # in a race: it answered after the winner; its engine keeps the blocks until they expire
 
 
 class LegAnswerError(Exception):
-    """A prefill pod's answer cannot be used; the words say why."""
+    """A prefill pod's answer cannot be used; the message says why."""
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of a prefill pod, as its bootstrap server names it."""
 
     engine_id: str
-    rank: str | None = None  # that requests to it name; None: there is only one
+    rank: str | None = None  # for the rank header; None if there is only one rank
 
 
 class LegNames(msgspec.Struct, frozen=True, kw_only=True):
-    """By what both legs call the transfer, where it has a name before it begins."""
+    """The identifiers of a transfer that both legs share and that are known before it begins."""
 
-    host: str  # the prefill pod's, an IPv6 address in brackets
+    host: str  # of the prefill pod, IPv6 in brackets
     bootstrap_port: int
-    number: int  # drawn for this transfer, from LEAST_NUMBER on and below MOST_NUMBER
-    engine: Engine | None = None  # where the protocol asks for it
+    number: int  # random per transfer, in [LEAST_NUMBER, MOST_NUMBER)
+    engine: Engine | None = None  # only if the protocol `asks_bootstrap`
 
 
 class TransferProtocol(msgspec.Struct, frozen=True, kw_only=True):
-    """What one protocol wants of both legs."""
+    """One protocol's requirements for both legs."""
 
     apis: frozenset[ApiKind]
-    client_fields: tuple[str, ...]  # of a body, that only the picker may set
-    ask: Callable[[LegNames], Fields]  # what the prefill pod's body gets
-    hand_over: Callable[[LegNames, bytes], Fields]  # what the decode pod's gets by that answer; raises LegAnswerError
-    is_one_token: bool = True  # the prefill pod answers like any other, so that its answer is to be short
-    is_at_once: bool = False  # the decode pod waits for the blocks itself: there is no answer before it is asked
-    asks_bootstrap: bool = False  # `engine_of` reads what the prefill pod's bootstrap server says
-    decode_pods_prefill: bool = True  # a decode pod computes the prompt itself where no leg has
-    tells_prefill_hits: bool = False  # the decode pod's usage has what the prefill pod had cached
+    ask: Callable[[LegNames], Fields]  # the fields for the prefill pod's body
+    hand_over: Callable[[LegNames, bytes], Fields]  # from its answer, the decode body's fields; raises LegAnswerError
+    is_one_token: bool = True  # the prefill pod generates like any other pod, so its answer must be limited
+    is_at_once: bool = False  # both legs start together: the prefill pod answers only after the decode pod has asked
+    asks_bootstrap: bool = False  # first query the prefill pod's bootstrap server, for `engine_of`
+    decode_pods_prefill: bool = True  # without a successful leg, the decode pod computes the prompt
+    tells_prefill_hits: bool = False  # the decode pod's usage includes the prefill pod's cached tokens
 
 
 # --- NIXL -------------------------------------------------------------------------------------------------------------
 
-# of the decode pod's request, as the prefill pod's answer says them; null ones end vLLM's engine
+# the decode request's fields, from the prefill pod's answer; a null field crashes vLLM's engine
 _NIXL_TYPES: Mapping[str, type] = {
     "remote_block_ids": list,
     "remote_engine_id": str,
@@ -111,9 +116,9 @@ class _KvAnswer(msgspec.Struct):
 def _nixl_hands_over(_: LegNames, content: bytes) -> Fields:
     """Return the answer's own parameters, unchanged.
 
-    The prefill pod keeps the blocks until the decode pod has fetched them or 30 s have passed. The parameters are worth
-    one fetch: the decode pod's notice frees the blocks, and a second fetch reads whatever has taken their place,
-    without an error anywhere.
+    The prefill pod keeps the blocks until the decode pod has fetched them, for at most 30 s. The parameters are good
+    for one fetch only: the decode pod's notification frees the blocks, and a second fetch would silently read whatever
+    has replaced them.
     """
     raw = _read(content, _KvAnswer).kv_transfer_params
     said = _read(raw, Any)
@@ -144,7 +149,7 @@ class _Rank(msgspec.Struct):
 
 
 def engine_of(content: bytes, *, number: int) -> Engine:
-    """Return one rank of those that a bootstrap server's `/query` names, any by this number. Raise LegAnswerError."""
+    """Return one of the ranks in a bootstrap server's `/query` answer, picked by `number`. Raise LegAnswerError."""
     ranks = _read(content, dict[str, _Rank])
     if not ranks:
         raise LegAnswerError("its bootstrap server knows no engine yet")
@@ -158,10 +163,10 @@ def _ask_mooncake(names: LegNames) -> Fields:
 
 
 def _mooncake_hands_over(names: LegNames, content: bytes) -> Fields:
-    """Return what was agreed beforehand: the answer has no parameters, only whether the blocks are kept.
+    """Return the parameters agreed beforehand; the answer only shows whether the blocks are kept.
 
-    vLLM keeps them where the answer has reached its limit of one token, for 480 s; after any other end a decode pod
-    would wait just as long for nothing.
+    vLLM keeps the blocks for 480 s if the answer reached its limit of one token. After any other finish reason, a
+    decode pod would wait that long in vain.
     """
     _require_limit_reached(_read(content, _ChoicesAnswer))
     assert names.engine is not None, "it was asked for"
@@ -186,11 +191,11 @@ def _require_limit_reached(answer: _ChoicesAnswer, *reasons: str) -> _Choice:
     return choice
 
 
-# --- a store that the pods share --------------------------------------------------------------------------------------
+# --- shared storage ---------------------------------------------------------------------------------------------------
 
 
 def _store_hands_over(_: LegNames, content: bytes) -> Fields:
-    """Return nothing: the decode pod finds in the store what the prefill pod has put there, by the tokens."""
+    """Return no fields: the decode pod finds the prefill pod's blocks in the store by their tokens."""
     _read(content, _KvAnswer)
     return {}
 
@@ -199,7 +204,7 @@ def _store_hands_over(_: LegNames, content: bytes) -> Fields:
 
 
 def _bootstrap(names: LegNames, _: bytes = b"") -> Fields:
-    """Return where the two pods meet; the room is one of the prefill pod's."""
+    """Return the meeting point of both pods; the room is on the prefill pod's bootstrap server."""
     return {
         BOOTSTRAP_HOST: msgspec.json.encode(names.host.strip("[]")),
         BOOTSTRAP_PORT: msgspec.json.encode(names.bootstrap_port),
@@ -216,7 +221,7 @@ def _context_phase(names: LegNames) -> Fields:
 
 
 def _generation_phase(names: LegNames, content: bytes) -> Fields:
-    """Return the context phase's parameters for the generation phase: its first token and the cache's state."""
+    """Return the generation phase's parameters from the context phase: its first token and the cache's state."""
     choice = _require_limit_reached(_read(content, _ChoicesAnswer), "not_finished")
     said = _read(choice.disaggregated_params, Any)
     if not isinstance(said, dict):
@@ -234,30 +239,25 @@ def _generation_phase(names: LegNames, content: bytes) -> Fields:
 _COMPLETIONS = frozenset((ApiKind.CHAT_COMPLETIONS, ApiKind.COMPLETIONS))
 _VLLM = _COMPLETIONS | {ApiKind.RESPONSES, ApiKind.MESSAGES, ApiKind.GENERATE}
 
-# what the picker runs itself: all but Protocol.SIDECAR
+# the protocols whose legs the picker runs: all but Protocol.SIDECAR
 PROTOCOLS: Mapping[Protocol, TransferProtocol] = {
     Protocol.NIXL: TransferProtocol(
         apis=_VLLM,
-        client_fields=(KV_PARAMETERS,),
         ask=lambda _: {KV_PARAMETERS: _ASK_NIXL},
         hand_over=_nixl_hands_over,
         tells_prefill_hits=True,
     ),
-    # vLLM's connector takes both legs at once, too; one after the other costs the hand-shake's time and means that the
-    # decode pod never waits for blocks that do not come
+    # vLLM's connector also supports concurrent legs. Sequential legs cost the handshake's time, but the decode pod
+    # never waits for blocks that do not come.
     Protocol.MOONCAKE: TransferProtocol(
         apis=_COMPLETIONS | {ApiKind.GENERATE},
-        client_fields=(KV_PARAMETERS,),
         ask=_ask_mooncake,
         hand_over=_mooncake_hands_over,
         asks_bootstrap=True,
     ),
-    Protocol.SHARED_STORAGE: TransferProtocol(
-        apis=_VLLM, client_fields=(KV_PARAMETERS,), ask=lambda _: {}, hand_over=_store_hands_over
-    ),
+    Protocol.SHARED_STORAGE: TransferProtocol(apis=_VLLM, ask=lambda _: {}, hand_over=_store_hands_over),
     Protocol.SGLANG: TransferProtocol(
         apis=_COMPLETIONS | {ApiKind.RESPONSES, ApiKind.MESSAGES},
-        client_fields=(BOOTSTRAP_HOST, BOOTSTRAP_PORT, BOOTSTRAP_ROOM, "disagg_prefill_dp_rank"),
         ask=_bootstrap,
         hand_over=_bootstrap,
         is_one_token=False,
@@ -266,7 +266,6 @@ PROTOCOLS: Mapping[Protocol, TransferProtocol] = {
     ),
     Protocol.TRTLLM: TransferProtocol(
         apis=_COMPLETIONS,
-        client_fields=(PHASE_PARAMETERS,),
         ask=_context_phase,
         hand_over=_generation_phase,
         is_one_token=False,
@@ -275,31 +274,13 @@ PROTOCOLS: Mapping[Protocol, TransferProtocol] = {
 
 
 def protocol_of(policy: Disaggregation) -> TransferProtocol | None:
-    """Return the protocol of the legs that the picker runs; None where it runs none."""
+    """Return the protocol of the legs that the picker runs, or None if it runs no legs."""
     return PROTOCOLS.get(policy.protocol) if policy.enabled else None
 
 
-def client_fields(policy: Disaggregation) -> tuple[str, ...]:
-    """Return the fields of bodies that no client may set in a pool: they name others' blocks, and hosts."""
-    if not policy.enabled:
-        return ()
-    protocol = protocol_of(policy)
-    return protocol.client_fields if protocol is not None else (KV_PARAMETERS,)
-
-
 def removed_headers(headers: Mapping[str, str]) -> tuple[str, ...]:
-    """Return those of a client's headers that no pod gets: by them it would choose pods and hosts itself."""
+    """Return the client headers to strip: they could steer the request."""
     return tuple([name for name in CLIENT_HEADERS if name in headers])
-
-
-def given_fields(body: JsonObject, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of these fields that the client has put into the body.
-
-    Raise MalformedRequestError where there may be some and no field can be found.
-    """
-    if not any(body.may_name(name) for name in names):
-        return ()
-    return tuple(body.values(frozenset(names)))
 
 
 def _read(content: bytes | msgspec.Raw, kind: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Translates Envoy's messages into the exchange's facts, and its steps into Envoy's answers; no I/O.
+"""Translates Envoy's messages into the exchange's facts, and the exchange's steps into answers for Envoy; no I/O.
 
-`ext_proc.messages` reads the messages. Answers leave as bytes: those without content are encoded once.
+`ext_proc.messages` reads the messages. Answers leave as bytes; the empty ones are encoded once, at import.
 Field semantics: https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_proc/v3/external_processor.proto
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption, Metadata
+from envoy.config.core.v3.base_pb2 import Metadata
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
     BodyMutation,
@@ -19,14 +19,13 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     CommonResponse,
     HeaderMutation,
     HeadersResponse,
-    ImmediateResponse,
     ProcessingResponse,
     TrailersResponse,
 )
-from envoy.type.v3.http_status_pb2 import HttpStatus
 from google.protobuf.struct_pb2 import Struct
 
-from extproc.errors import PickError
+from extproc.answers.promise import SLO_HEADERS
+from extproc.answers.response_plan import ResponsePlan
 from extproc.ext_proc.exchange import (
     Answer,
     AskForResponse,
@@ -48,33 +47,32 @@ from extproc.ext_proc.messages import (
     set_response_headers,
     visible,
 )
-from extproc.responses.response_plan import ResponsePlan
-from extproc.slo.promise import SLO_HEADERS
+from extproc.ext_proc.refusals import REQUEST_ID_HEADER, set_header
+from extproc.pods.pod_ranks import MARK
 
 DESTINATION_HEADER = "x-gateway-destination-endpoint"
 OBJECTIVE_HEADER = "x-gateway-inference-objective"
-REASON_HEADER = "x-kvmesh-reason"
-REQUEST_ID_HEADER = "x-request-id"
 UPSTREAM_ADDRESS = "upstream.address"  # an Envoy attribute: host:port, IPv6 bracketed
-CODE_DETAILS = "response.code_details"  # an Envoy attribute: who made the response, and why
+CODE_DETAILS = "response.code_details"  # an Envoy attribute: the response's origin and reason
 CLUSTER_NAME = "xds.cluster_name"  # an Envoy attribute: the cluster of the request's route
-VIA_UPSTREAM = "via_upstream"  # a pod made it
+VIA_UPSTREAM = "via_upstream"  # CODE_DETAILS of a pod's response
 SUBSET_NAMESPACE, SUBSET_KEY = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 LOAD_BALANCING_NAMESPACE = "envoy.lb"
-SERVED_KEY = "x-gateway-destination-endpoint-served"  # the endpoint picker protocol's name of the pod that answered
+SERVED_KEY = "x-gateway-destination-endpoint-served"  # in the endpoint picker protocol: the pod that answered
 _SERVED = SERVED_KEY.encode()
 
 PROCESSOR_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 _OWN_HEADERS = frozenset({":method", ":path", REQUEST_ID_HEADER, "traceparent", OBJECTIVE_HEADER})
-# what the picker reads of a request besides: the body's form, what names a session, and targets
+# further request headers that the picker reads: the body's type and coding, session names, latency targets
 FURTHER_HEADERS = frozenset(
     {
-        *("content-type", "content-encoding"),
-        # by which llm-d's sidecars and SGLang choose pods: they are taken off
+        *("content-type", "content-encoding", "upgrade"),
+        # engines choose ranks and priorities by these, llm-d's sidecars and SGLang choose pods: they are removed
+        "x-data-parallel-rank",
         *("x-prefiller-host-port", "x-encoder-hosts-ports", "x-kv-cache-source-host-port"),
         *("x-override-bootstrap-host", "x-override-bootstrap-port", "x-override-bootstrap-room"),
-        "x-override-disagg-prefill-dp-rank",
+        *("x-override-disagg-prefill-dp-rank", "x-override-routed-dp-rank", "x-override-priority", "x-vllm-priority"),
         *("x-session-id", "session-id", "x-session-affinity", "x-claude-code-session-id"),
         *SLO_HEADERS,
     }
@@ -91,17 +89,17 @@ _EMPTY_ANSWERS: Mapping[Answer, bytes] = {
 
 
 def wanted_headers(further: frozenset[str] = FURTHER_HEADERS) -> frozenset[str]:
-    """Return the request headers that `request_facts` reads, these further ones among them."""
+    """Return the request headers that `request_facts` reads, including these further ones."""
     return _OWN_HEADERS | further
 
 
 def request_facts(
     message: HeadersMessage, *, claims: frozenset[str] = frozenset(), pool: str = "", called_as: str = ""
 ) -> RequestFacts:
-    """Take the few headers that the picker needs, the route's candidates, and these claims of a verified JWT.
+    """Extract the headers that the picker needs, the route's candidates, and these claims of a verified JWT.
 
-    `pool` is what the call's metadata names, `called_as` its `:authority`.
-    The path is unquoted, as vLLM's server does it; the query stays as it came.
+    `pool` comes from the call's metadata, `called_as` is its `:authority`. The path is unquoted, as in vLLM's server;
+    the query stays unchanged.
     """
     found = dict(message.headers)
     metadata = _metadata(message) if message.metadata else None
@@ -128,12 +126,12 @@ def _path(target: str) -> str:
     if "%" not in target:
         return target
     path, mark, query = target.partition("?")
-    # a "?" of the path itself stays quoted: what follows would pass for a query
+    # a quoted "?" stays quoted: unquoted, the rest of the path would pass for a query
     return "%3F".join(unquote(part) for part in re.split("%3[Ff]", path)) + mark + query
 
 
 def _subset(metadata: Any) -> frozenset[str] | None:
-    """Return the addresses that the route allows: a list, or one text with commas; None where it says nothing."""
+    """Return the addresses that the route allows, given as a list or as one text with commas; None if not given."""
     if SUBSET_NAMESPACE not in metadata or SUBSET_KEY not in metadata[SUBSET_NAMESPACE].fields:
         return None
     value = metadata[SUBSET_NAMESPACE].fields[SUBSET_KEY]
@@ -145,16 +143,16 @@ def _subset(metadata: Any) -> frozenset[str] | None:
 
 
 class ResponseHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What the response headers say."""
+    """The facts in the response headers."""
 
-    status: int  # 0: not there
+    status: int  # 0 if absent
     content_type: str
     content_encoding: str
     content_length: int | None
 
 
 def response_head(message: HeadersMessage) -> ResponseHead:
-    """Take the few response headers that the reader of the body needs."""
+    """Extract the few response headers that the reader of the body needs."""
     found = message.headers
     length = found.get("content-length", "")
     return ResponseHead(
@@ -166,13 +164,13 @@ def response_head(message: HeadersMessage) -> ResponseHead:
 
 
 def response_status(message: HeadersMessage) -> int:
-    """Return the pod's HTTP status, or 0 if it is not there."""
+    """Return the pod's HTTP status, or 0 if absent."""
     text = message.headers.get(":status", "")
     return int(text) if text.isdecimal() else 0
 
 
 def response_plan(message: HeadersMessage) -> ResponsePlan | None:
-    """Return the plan that a pick left for the filter that sees the response."""
+    """Return the plan that a pick left for the response filter, or None."""
     metadata = _metadata(message)
     if NOTE_NAMESPACE not in metadata or NOTE_KEY not in metadata[NOTE_NAMESPACE].fields:
         return None
@@ -180,10 +178,10 @@ def response_plan(message: HeadersMessage) -> ResponsePlan | None:
 
 
 def response_origin(message: HeadersMessage) -> tuple[str | None, bool]:
-    """Return the address of the pod that answered, after retries, and whether it was a pod and not Envoy in its place.
+    """Return the address of the pod that answered, after retries, and whether a pod answered rather than Envoy.
 
-    Without the attribute the address is what the endpoint picker protocol has in the metadata. None and True where the
-    filter sends neither.
+    Without the attribute, the address comes from the endpoint picker protocol's metadata. Without either it is None.
+    Without code details a pod is assumed.
     """
     attributes = message.attributes
     served_by = attributes.get(UPSTREAM_ADDRESS) or _served_by(message)
@@ -191,7 +189,7 @@ def response_origin(message: HeadersMessage) -> tuple[str | None, bool]:
 
 
 def _served_by(message: HeadersMessage) -> str | None:
-    if _SERVED not in message.metadata:  # decoding costs ten times as much
+    if _SERVED not in message.metadata:  # ten times cheaper than decoding
         return None
     namespaces = _metadata(message)
     if LOAD_BALANCING_NAMESPACE not in namespaces or SERVED_KEY not in namespaces[LOAD_BALANCING_NAMESPACE].fields:
@@ -208,7 +206,8 @@ def encode_step(step: Step) -> bytes:
     if isinstance(step, HeadersWithPick):
         encoded = _pick(tuple(step.endpoints), with_body=False)
         is_more = step.removed_headers or step.set_headers or step.note is not None
-        return encoded + _further_headers(step) if is_more else encoded
+        encoded = encoded + _further_headers(step) if is_more else encoded
+        return encoded + _WITHOUT_BODY if step.without_body else encoded
     if isinstance(step, BodyWithPick):
         encoded = _pick(tuple(step.endpoints), with_body=True)
         is_more = step.removed_headers or step.set_headers or step.body is not None
@@ -223,15 +222,18 @@ def _encode_response_step(step: Step) -> bytes:
         encoded = _ASK_TO_CHANGE if step.changes else _ASK_TO_READ
         return encoded + set_response_headers(step.headers) if step.headers else encoded
     if isinstance(step, ChangedResponse):
-        return _changed_response(step.body)
+        mutation = BodyMutation(body=step.body) if step.body else BodyMutation(clear_body=True)
+        changed = ProcessingResponse(response_body=BodyResponse(response=CommonResponse(body_mutation=mutation)))
+        whole: bytes = changed.SerializeToString()
+        return whole
     raise TypeError(f"{type(step).__name__} is not an answer")
 
 
 @lru_cache(maxsize=4096)  # the same few orders of pods recur
 def _pick(endpoints: tuple[str, ...], *, with_body: bool) -> bytes:
-    value = ",".join(endpoints)
-    # set, not added: what a client sent under this name is gone
-    change = CommonResponse(header_mutation=HeaderMutation(set_headers=[_set(DESTINATION_HEADER, value)]))
+    value = ",".join([endpoint.partition(MARK)[0] for endpoint in endpoints])  # without ranks
+    # set, not added: replaces a client's header of this name
+    change = CommonResponse(header_mutation=HeaderMutation(set_headers=[set_header(DESTINATION_HEADER, value)]))
     metadata = Struct()
     # a string, not a list: override_host ignores anything else; it must equal the header
     metadata.fields[LOAD_BALANCING_NAMESPACE].struct_value.fields[DESTINATION_HEADER].string_value = value
@@ -244,7 +246,7 @@ def _pick(endpoints: tuple[str, ...], *, with_body: bool) -> bytes:
     return encoded
 
 
-# What is appended to an encoded message is merged with it: lists grow, fields are set.
+# Protobuf merges an appended encoding into the message: lists grow, fields are set.
 
 
 def _further_headers(step: HeadersWithPick) -> bytes:
@@ -258,7 +260,7 @@ def _further_headers(step: HeadersWithPick) -> bytes:
 def _mutation(step: HeadersWithPick | BodyWithPick) -> HeaderMutation:
     return HeaderMutation(
         remove_headers=step.removed_headers,
-        set_headers=[_set(name, visible(value)) for name, value in step.set_headers.items()],
+        set_headers=[set_header(name, visible(value)) for name, value in step.set_headers.items()],
     )
 
 
@@ -266,48 +268,16 @@ def _changed_body(step: BodyWithPick) -> bytes:
     change = CommonResponse(header_mutation=_mutation(step))
     if step.body is not None:
         change.body_mutation.body = step.body
-        # Envoy answers 500 where it does not agree with the body
-        change.header_mutation.set_headers.append(_set("content-length", str(len(step.body))))
+        # Envoy answers 500 if it does not match the body
+        change.header_mutation.set_headers.append(set_header("content-length", str(len(step.body))))
     encoded: bytes = ProcessingResponse(request_body=BodyResponse(response=change)).SerializeToString()
     return encoded
-
-
-def encode_refusal(error: PickError, *, request_id: str = "") -> bytes:
-    """Encode the answer that ends the request here: an OpenAI error object with the error's status and reason."""
-    headers = {**error.headers, "content-type": "application/json", REASON_HEADER: error.reason}
-    if request_id:
-        headers[REQUEST_ID_HEADER] = request_id
-    if error.retry_after_seconds is not None:
-        headers["retry-after"] = str(error.retry_after_seconds)
-    encoded: bytes = ProcessingResponse(
-        immediate_response=ImmediateResponse(
-            status=HttpStatus(code=error.status),
-            headers=HeaderMutation(set_headers=[_set(name, visible(value)) for name, value in headers.items()]),
-            body=error_body(error),
-            details=f"kvmesh_{error.reason.replace('-', '_')}",
-        )
-    ).SerializeToString()
-    return encoded
-
-
-def error_body(error: PickError) -> bytes:
-    """Return the OpenAI error object as JSON."""
-    content = {"message": error.message, "type": error.error_type, "param": None, "code": error.error_code}
-    return msgspec.json.encode({"error": content})
-
-
-def _set(name: str, value: str) -> HeaderValueOption:
-    # `raw_value`: Envoy ignores `value` here and would set an empty header
-    return HeaderValueOption(
-        header=HeaderValue(key=name, raw_value=value.encode()),
-        append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
-    )
 
 
 def _ask(*, changes: bool) -> bytes:
     response = ProcessingResponse(
         response_headers=HeadersResponse(),
-        # response trailers as the filter has them: their message keeps the stream open to the end of the exchange
+        # trailers as in the filter's configuration: their message keeps the stream open to the end of the exchange
         mode_override=ProcessingMode(
             response_header_mode=ProcessingMode.SEND,
             response_body_mode=ProcessingMode.STREAMED,
@@ -315,37 +285,38 @@ def _ask(*, changes: bool) -> bytes:
         ),
     )
     if changes:
-        # left in place it would cut the client short, or make Envoy refuse the change
+        # with the old length Envoy would cut the body, or refuse the change
         response.response_headers.response.header_mutation.remove_headers.append("content-length")
     encoded: bytes = response.SerializeToString()
     return encoded
 
 
+_WITHOUT_BODY: bytes = ProcessingResponse(
+    mode_override=ProcessingMode(
+        request_body_mode=ProcessingMode.NONE,
+        request_trailer_mode=ProcessingMode.SKIP,
+        response_header_mode=ProcessingMode.SEND,
+        response_trailer_mode=ProcessingMode.SEND,
+    )
+).SerializeToString()
 _ASK_TO_READ, _ASK_TO_CHANGE = _ask(changes=False), _ask(changes=True)
 
 
-def _changed_response(body: bytes) -> bytes:
-    mutation = BodyMutation(body=body) if body else BodyMutation(clear_body=True)
-    response = ProcessingResponse(response_body=BodyResponse(response=CommonResponse(body_mutation=mutation)))
-    encoded: bytes = response.SerializeToString()
-    return encoded
-
-
 JWT_NAMESPACE = "envoy.filters.http.jwt_authn"
-CLAIM_SEPARATOR = "\n"  # of a list claim, and of `scope`, a list in one text (RFC 8693, 4.2); no claim's text has it
-SPACED_LISTS = frozenset({"scope", "scp"})  # a list in one text (RFC 8693, 4.2)
+CLAIM_SEPARATOR = "\n"  # between the entries of a list claim or of `scope`; a text containing it is ignored
+SPACED_LISTS = frozenset({"scope", "scp"})  # lists as one text with spaces (RFC 8693, 4.2)
 MOST_CHARACTERS = 4096
 EXACT_INTEGERS = 2.0**53  # JSON's numbers are doubles here
 NO_CLAIMS: Mapping[str, str] = {}
 
 
 def verified_claims(filter_metadata: Any, names: frozenset[str]) -> Mapping[str, str]:
-    """Return those of these claims that are there; "a.b" is b within a, unless a claim is called so."""
+    """Return these claims, as far as present; "a.b" is b within a, unless a claim has that very name."""
     if not names or JWT_NAMESPACE not in filter_metadata:
         return NO_CLAIMS
     payloads = filter_metadata[JWT_NAMESPACE].fields
     found: dict[str, str] = {}
-    for key in sorted(payloads):  # several tokens: the same one counts each time
+    for key in sorted(payloads):  # with several tokens, always prefer the same one
         payload = payloads[key]
         if payload.WhichOneof("kind") != "struct_value":
             continue
@@ -356,12 +327,12 @@ def verified_claims(filter_metadata: Any, names: frozenset[str]) -> Mapping[str,
 
 
 def _claim(payload: Any, name: str) -> str:
-    """Return the claim's text, "" if it is absent."""
+    """Return the claim's text, or "" if absent."""
     if name in payload.fields:
         return _text(payload.fields[name], spaced=name in SPACED_LISTS)
     head, dot, rest = name.partition(".")
     while dot:
-        # a name like https://example.com/tier has dots of its own
+        # the dots may belong to a name, as in https://example.com/tier
         if head in payload.fields and payload.fields[head].WhichOneof("kind") == "struct_value":
             return _claim(payload.fields[head].struct_value, rest)
         further, dot, rest = rest.partition(".")
@@ -385,7 +356,7 @@ def _single(value: Any) -> str:
     kind = value.WhichOneof("kind")
     if kind == "string_value":
         text = str(value.string_value)
-        return "" if CLAIM_SEPARATOR in text else text  # or one text could pass for a list
+        return "" if CLAIM_SEPARATOR in text else text  # otherwise one text could pass for a list
     if kind == "bool_value":
         return "true" if value.bool_value else "false"
     if kind == "number_value":

@@ -1,7 +1,7 @@
 """One ext_proc stream: feeds an `Exchange`, carries out its steps, and holds the pick until the exchange is over.
 
-`grpc_server` opens one call for each stream. Only the pick may wait: it runs in a task, and messages that come
-meanwhile wait in the stream. Everything else is done while the message is handled.
+`grpc_server` opens one call per stream. Only the pick may wait: it runs in a task, and further messages wait in the
+stream meanwhile. All other work is done while the message is handled.
 """
 
 import asyncio
@@ -11,35 +11,45 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from extproc.answers.response_plan import Miss, ResponseHandling, ResponsePlan
 from extproc.errors import DEFECT, InternalPickError, PickError, UploadsLimitedError
 from extproc.ext_proc import answers as ext_proc
-from extproc.ext_proc.exchange import Answer, BodyChunk, Exchange, OutOfOrderError, Pick, RequestFacts, Step
+from extproc.ext_proc.exchange import (
+    HELD_BODY_BYTES,
+    Answer,
+    BodyChunk,
+    Exchange,
+    OutOfOrderError,
+    Pick,
+    RequestFacts,
+    Step,
+    Uploads,
+)
 from extproc.ext_proc.messages import BodyPart, HeadersMessage, Message, body_chunk, read_message
-from extproc.ext_proc.uploads import UNFINISHED_BODY_BYTES, Uploads
+from extproc.ext_proc.refusals import REQUEST_ID_HEADER, encode_refusal
 from extproc.http2.grpc_messages import GrpcError, GrpcStatus
 from extproc.http2.grpc_stream import GrpcStream
-from extproc.responses.response_plan import ResponseHandling, ResponsePlan
 
 log = logging.getLogger(__name__)
 
-# With ten pickers, one gets none of a hundred responses once in 40,000 times.
+# With ten pickers, the chance that one of them gets none of a hundred responses is 1 in 40,000.
 NOTES_WITHOUT_RESPONSE = 100
 SERVICE_UNAVAILABLE = 503
 
 
 class OpenExchange(Protocol):
-    """What a pick holds until its exchange ends."""
+    """A pick with its booking, held until its exchange ends."""
 
     @property
     def endpoints(self) -> Sequence[str]:
         """The winner, then the fallbacks in order."""
 
     body: bytes | None
-    """What goes to the pod in place of the client's body; None: that body, unchanged. Set to None once it is sent."""
+    """The edited body for the pod, or None to pass the client's unchanged. Set to None once sent."""
 
     @property
     def removed_headers(self) -> tuple[str, ...]:
-        """Request headers that do not go to the pod, because they describe the client's body."""
+        """Request headers to remove before the pod: they describe the client's body, or could steer the request."""
 
     @property
     def set_headers(self) -> Mapping[str, str]:
@@ -47,70 +57,70 @@ class OpenExchange(Protocol):
 
     @property
     def plan(self) -> ResponsePlan:
-        """What is to be done with the response."""
+        """The plan for the response."""
 
     @property
     def response_headers(self) -> Mapping[str, str]:
         """Response headers (lowercase) that replace the pod's; mostly none."""
 
     def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str) -> None:
-        """Note the HTTP status and the pod (where Envoy names it), or that Envoy answered in a pod's place.
+        """Record the HTTP status and the pod, if Envoy names it, or that Envoy answered in place of a pod.
 
-        `content_type` is that of a 503, "" otherwise: it distinguishes a pod without room from a proxy without a pod.
+        `content_type` is set only for a 503: it distinguishes a pod without room from a proxy without a pod.
         """
 
-    def response_missed(self, why: str) -> None:
-        """Note that the plan cannot be carried out."""
+    def response_missed(self, why: Miss) -> None:
+        """Record that the plan cannot be carried out."""
 
     def finish(self) -> None:
-        """Release what the pick holds: the exchange is over, whatever ended it. Called exactly once."""
+        """Release the booking: the exchange is over, for any reason. Called exactly once."""
 
 
 class OpenResponse(Protocol):
-    """What carries out the plan for one response."""
+    """Carries out the plan for one response."""
 
     def begin(self, head: ext_proc.ResponseHead, *, served_by: str | None) -> ResponseHandling:
-        """Return what is needed of the body."""
+        """Return whether to pass, read or rewrite the body."""
 
     def chunk(self, content: bytes, *, end_of_stream: bool) -> bytes:
-        """Take a part of the body and return what goes to the client now; by the end, all of it."""
+        """Take a part of the body and return the bytes to send to the client now; by the end, all of them."""
 
     @property
     def holds_back(self) -> bool:
-        """Whether bytes were taken that have not been given back."""
+        """Whether some bytes were taken but not returned yet."""
 
     def finish(self) -> None:
-        """Conclude: the exchange is over, whatever ended it. Called once, or never if Envoy goes on without us."""
+        """Conclude: the exchange is over, for any reason. Called once, or never if Envoy goes on without us."""
 
 
 class Picks(Protocol):
-    """Where picks come from."""
+    """The source of picks."""
 
     async def pick(self, facts: RequestFacts, body: bytes | None) -> OpenExchange:
-        """Choose and book, or raise PickError with the answer for the client."""
+        """Choose an endpoint and book it, or raise PickError with the answer for the client."""
 
     def response(self, plan: ResponsePlan) -> OpenResponse:
         """Open a response whose pick, here or on another picker, made this plan."""
 
 
 class ExtProcCalls:
-    """What all ext_proc streams of a server share."""
+    """The state shared by all ext_proc streams of a server."""
 
     def __init__(self, *, picks: Picks, max_body_bytes: int, uploads: Uploads | None = None) -> None:
         self.picks = picks
         self.max_body_bytes = max_body_bytes
-        self.uploads = uploads or Uploads(most_bytes=UNFINISHED_BODY_BYTES)
-        self.wanted_headers = ext_proc.wanted_headers()  # of a request, handed to the pick
-        self.claims: frozenset[str] = frozenset()  # of a verified JWT, handed to the pick
-        self.releasing = False  # streams whose response has begun are ended
-        self._unseen = 0  # responses meant to come on a stream of their own since the last one that did
+        self.uploads = uploads or Uploads(most_bytes=HELD_BODY_BYTES)
+        self.wanted_headers = ext_proc.wanted_headers()  # of a request, passed to the pick
+        self.claims: frozenset[str] = frozenset()  # of a verified JWT, passed to the pick
+        self.releasing = False  # end streams whose response has begun
+        self._unseen = 0  # responses expected on a separate stream since the last one that came
         self.open: set[ExtProcCall] = set()
-        self.tasks: set[asyncio.Task[None]] = set()  # one a pick that is awaited; ended with its stream
+        self.tasks: set[asyncio.Task[None]] = set()  # one per pending pick, cancelled with its stream
 
     def response_is_missed(self) -> bool:
-        """Count a response expected on a stream of its own; return True once so many were expected and none came.
+        """Count a response expected on a separate stream; return True after NOTES_WITHOUT_RESPONSE without any.
 
-        Each may have gone to another picker; of so many, some would have come here if Envoy had the filter.
+        Each may have gone to another picker, but if Envoy had the response filter, some would have come here.
         """
         self._unseen += 1
         if self._unseen < NOTES_WITHOUT_RESPONSE:
@@ -119,7 +129,7 @@ class ExtProcCalls:
         return True
 
     def response_came(self) -> None:
-        """Note that a response has come on a stream of its own: Envoy has the filter for it."""
+        """Record a response on a separate stream: Envoy has the response filter."""
         self._unseen = 0
 
     def serve(self, stream: GrpcStream) -> "ExtProcCall":
@@ -134,7 +144,7 @@ class ExtProcCalls:
 
 
 class ExtProcCall:
-    """One HTTP exchange. Its stream's end is the end of the exchange, however that came about."""
+    """One HTTP exchange. It ends with its stream, for any reason."""
 
     __slots__ = ("_answered", "_calls", "_exchange", "_over", "_picked", "_response", "_stream", "_task", "_was_read")
 
@@ -147,11 +157,11 @@ class ExtProcCall:
         self._task: asyncio.Task[None] | None = None
         self._answered = False
         self._over = False
-        self._was_read = False  # the response, to its end
+        self._was_read = False  # the response has been read to its end
         calls.open.add(self)
 
     def message(self, data: bytes) -> None:
-        """Take one of Envoy's messages."""
+        """Handle one message from Envoy."""
         try:
             steps = self._steps(read_message(data, self._calls.wanted_headers))
             if len(steps) == 1 and isinstance(pick := steps[0], Pick):
@@ -170,16 +180,16 @@ class ExtProcCall:
             self._stream.finish()
 
     def partial(self, size: int) -> None:
-        """Take note of a message that has not come whole; it is a body's part, as nothing else is so long."""
+        """Account for an incomplete message; it must be part of a body, as no other message is this long."""
         if self._task is None and self._picked is None:
             self._calls.uploads.hold(self, self._exchange.received_bytes + size)
 
     def half_closed(self) -> None:
-        """End the stream: Envoy says nothing more."""
+        """End the stream: Envoy sends nothing more."""
         self._stream.finish()
 
     def ended(self) -> None:
-        """Release the pick, or give it up."""
+        """Release the pick, or cancel it."""
         self._over = True
         self._calls.open.discard(self)
         self._calls.uploads.release(self)
@@ -187,7 +197,7 @@ class ExtProcCall:
         if self._task is not None:
             self._task.cancel()
         try:
-            # a response that is released half-way is not over: the client still gets its tokens
+            # a response released half-way is not over: the client still gets its tokens
             if self._response is not None and (self._was_read or not self._calls.releasing):
                 self._response.finish()
         finally:
@@ -195,7 +205,7 @@ class ExtProcCall:
                 self._picked.finish()
 
     def give_way(self) -> None:
-        """Refuse a body that has not ended: all of them hold too much."""
+        """Refuse an unfinished body: together they hold too much memory."""
         most = self._calls.uploads.most_bytes >> 20
         self._refuse(
             UploadsLimitedError(
@@ -245,11 +255,11 @@ class ExtProcCall:
         task.add_done_callback(self._calls.tasks.discard)
 
     async def _pick(self, pick: Pick) -> None:
-        """Await the pick and answer with it."""
+        """Await the pick and send it to Envoy."""
         try:
             picked = await self._calls.picks.pick(pick.facts, pick.body)
             if self._over:
-                picked.finish()  # a pick that would not be cancelled
+                picked.finish()  # the pick completed in spite of its cancellation
                 return
             self._picked = picked
             self._carry_out(
@@ -262,11 +272,11 @@ class ExtProcCall:
                 )
             )
             if picked.body is not None:
-                picked.body = None  # the exchange may last for minutes, and the body be of megabytes
+                picked.body = None  # frees perhaps megabytes, as the exchange may last for minutes
         except PickError as refusal:
             self._refuse(refusal)
         except asyncio.CancelledError:
-            # by the stream's end, which has released everything; or by another cause, and then the stream ends now
+            # cancelled by the stream's end, which has released everything; after any other cause the stream ends here
             self._stream.finish(GrpcStatus.UNAVAILABLE, "the pick was cancelled")
             raise
         except Exception:
@@ -278,7 +288,7 @@ class ExtProcCall:
 
     def _response_headers(self, message: HeadersMessage) -> Sequence[Step]:
         self._answered = True
-        if self._exchange.is_response_alone:
+        if self._exchange.facts is None:  # it had no request: a stream of the response filter
             return self._response_alone(message)
         picked = self._picked
         if picked is None:
@@ -292,14 +302,14 @@ class ExtProcCall:
             if not self._exchange.response_comes_elsewhere:
                 handling = self._open_response(picked.plan, message, served_by)
             elif self._calls.response_is_missed():
-                picked.response_missed("no-response-filter")
+                picked.response_missed(Miss.NO_RESPONSE_FILTER)
         headers, request_id = picked.response_headers, self._exchange.request_id
         if request_id:
-            headers = {**headers, ext_proc.REQUEST_ID_HEADER: request_id}
+            headers = {**headers, REQUEST_ID_HEADER: request_id}
         return self._exchange.response_headers(handling, end_of_stream=message.end_of_stream, headers=headers)
 
     def _response_alone(self, message: HeadersMessage) -> Sequence[Step]:
-        """Serve the filter that sees only responses: the pick, here or on another picker, has left its plan."""
+        """Serve a stream of the response filter: the pick, here or on another picker, has left its plan in metadata."""
         plan = ext_proc.response_plan(message)
         if plan is None:
             return self._let_go()
@@ -312,7 +322,7 @@ class ExtProcCall:
         return self._exchange.response_headers(handling, end_of_stream=False)
 
     def _let_go(self) -> Sequence[Step]:
-        """Answer for the last time: Envoy goes on without us."""
+        """Send the last answer and end the stream: Envoy goes on without us."""
         self._carry_out((Answer.RESPONSE_HEADERS,))
         self._stream.finish()
         return ()
@@ -330,7 +340,7 @@ class ExtProcCall:
         return self._exchange.response_body(content, end_of_stream=end_of_stream, changed=changed)
 
     def _holds_back(self) -> bool:
-        return self._response is not None and self._response.holds_back
+        return self._exchange.sends_back or (self._response is not None and self._response.holds_back)
 
     def _carry_out(self, steps: Iterable[Step]) -> None:
         send = self._stream.send
@@ -341,8 +351,7 @@ class ExtProcCall:
                 send(ext_proc.encode_step(step))
 
     def _refuse(self, refusal: PickError) -> None:
-        """Answer the client in the pod's place; that is the exchange's last message."""
-        self._stream.send(ext_proc.encode_refusal(refusal, request_id=self._exchange.request_id))
+        self._stream.send(encode_refusal(refusal, self._exchange.facts))
         self._stream.finish()
 
     def _fail(self) -> None:

@@ -1,8 +1,8 @@
-"""Reads what Envoy sends on an ext_proc stream: headers, chunks of bodies, trailers.
+"""Reads Envoy's messages on an ext_proc stream (headers, body chunks, trailers), and encodes the frequent answers.
 
-The messages of every exchange are read by hand: one request at a time finds the library's code in no cache of the
-processor, and reading a request's headers with it takes 110 us then, by hand 45 (docs/decisions/0005-hot-path.md).
-Whatever does not have exactly the form that Envoy sends is left to the library. Fields:
+The messages of every exchange are parsed by hand. With one request at a time the protobuf library's code is in no CPU
+cache, and reading a request's headers takes 110 us with it, 45 us by hand (docs/decisions/0005-hot-path.md). Any
+message that does not have exactly Envoy's form is left to the library. Fields:
 https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ext_proc/v3/external_processor.proto
 """
 
@@ -14,11 +14,11 @@ import msgspec
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
 from google.protobuf.message import DecodeError
 
+from extproc.answers.response_plan import ResponsePlan
 from extproc.ext_proc.exchange import BodyChunk, BodyMode
-from extproc.responses.response_plan import ResponsePlan
 
-# A response's plan as dynamic metadata, which carries it through Envoy to whichever picker gets the response. Clients
-# cannot set dynamic metadata; Envoy forwards the namespace to the filter for responses alone (envoy/local.yaml)
+# Dynamic metadata with a response's plan, which Envoy carries to any picker that gets the response. Clients cannot set
+# dynamic metadata; Envoy forwards the namespace only to the response filter (envoy/local.yaml).
 NOTE_NAMESPACE = "kvmesh"
 NOTE_KEY = "response"  # a string
 
@@ -27,14 +27,14 @@ _decode = msgspec.json.Decoder(ResponsePlan).decode
 
 
 def decode_note(text: str) -> ResponsePlan | None:
-    """Return the plan, or None where another version of the picker wrote what this one cannot read."""
+    """Return the plan, or None if another version of the picker wrote it in an unknown form."""
     try:
         return _decode(text)
     except msgspec.DecodeError:
         return None
 
 
-# Protobuf's tags: a field's number shifted by 3, plus 2 for what has a length. A test compares with its own encoding.
+# Protobuf's tags: a field's number shifted by 3, plus 2 (length-delimited). A test compares with protobuf's encoding.
 _CONTENT_TAG, _END_OF_STREAM = b"\x0a", b"\x10\x01"  # StreamedBodyResponse.body, and .end_of_stream = true
 # BodyMutation.streamed_response, CommonResponse.body_mutation, BodyResponse.response
 _AROUND = (b"\x1a", b"\x1a", b"\x0a")
@@ -43,9 +43,9 @@ _AROUND_RESPONSE = (*_AROUND, b"\x22")  # ProcessingResponse.response_body
 
 
 def body_chunk(chunk: BodyChunk) -> tuple[bytes, bytes]:
-    """Encode a chunk of a body: four nested messages around bytes. Return what comes before the bytes, and the bytes.
+    """Encode a chunk of a body, four nested messages around bytes. Return the encoding before the bytes, and the bytes.
 
-    They are tens of kilobytes of each request, so they are not copied, and come last: the order of fields is free.
+    The bytes, tens of kilobytes per request, are not copied; they come last, as the order of fields is free.
     """
     body = chunk.body
     head = _END_OF_STREAM if chunk.end_of_stream else b""
@@ -59,12 +59,12 @@ def body_chunk(chunk: BodyChunk) -> tuple[bytes, bytes]:
 
 # CommonResponse.header_mutation, HeadersResponse.response, ProcessingResponse.response_headers
 _AROUND_HEADERS = (b"\x12", b"\x0a", b"\x12")
-_LONG_HEADER = 0x80 - 4  # bytes of key and value from which on a length takes two bytes
+_LONG_HEADER = 0x80 - 4  # bytes of key and value; from here on a length takes two bytes
 _OVERWRITE = b"\x18\x02"  # HeaderValueOption.append_action: OVERWRITE_IF_EXISTS_OR_ADD
 
 
 def set_response_headers(headers: Mapping[str, str]) -> bytes:
-    """Encode an answer to the response headers that sets these; with quotas every response has six."""
+    """Encode an answer to the response headers that sets these headers; with quotas every response has six."""
     encoded = b"".join([_option(name, value) for name, value in headers.items()])
     for tag in _AROUND_HEADERS:
         encoded = _field(tag, encoded)
@@ -75,7 +75,7 @@ def _option(name: str, value: str) -> bytes:
     """Encode HeaderMutation.set_headers: a HeaderValueOption with a HeaderValue of key and raw_value."""
     key, content = _header_name(name), visible(value).encode()
     size = len(key) + len(content) + 2
-    if size < _LONG_HEADER:  # nearly always; a third of the time, as each of the three lengths is a byte
+    if size < _LONG_HEADER:  # nearly always, and three times faster: each of the three lengths is one byte
         return b"%b%b%b%b%b" % (
             bytes((0x0A, size + 4, 0x0A, size)),
             key,
@@ -97,7 +97,7 @@ _NOTE_ENTRY = b"\x0a" + bytes((len(NOTE_KEY),)) + NOTE_KEY.encode()
 
 
 def noted(plan: ResponsePlan) -> bytes:
-    """Encode dynamic metadata {namespace: {key: note}}; most requests that do not stream have one."""
+    """Encode dynamic metadata {namespace: {key: note}}; most non-streaming requests have one."""
     fields = _field(b"\x0a", _NOTE_ENTRY + _field(b"\x12", _field(b"\x1a", encode_note(plan))))
     namespaces = _field(b"\x0a", _NAMESPACE_ENTRY + _field(b"\x12", _field(b"\x2a", fields)))
     return _field(b"\x42", namespaces)  # ProcessingResponse.dynamic_metadata
@@ -108,7 +108,6 @@ def _field(tag: bytes, content: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Encode a length, seven bits a byte, the lowest first."""
     if number < 0x80:
         return bytes((number,))
     if number < 0x4000:
@@ -117,7 +116,7 @@ def _varint(number: int) -> bytes:
 
 
 def visible(value: str) -> str:
-    """Return a header's value that Envoy takes: for a control character it would refuse the whole answer (503)."""
+    """Replace control characters in a header's value: Envoy would refuse the whole answer for one (503)."""
     return value if value.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in value)
 
 
@@ -125,34 +124,34 @@ RESPONSE_HEADERS = frozenset({":status", "content-type", "content-encoding", "co
 NO_TEXTS: Mapping[str, str] = {}
 
 _MODES: Mapping[int, BodyMode] = {int(mode): mode for mode in BodyMode}
-# Protobuf's tags: a field's number shifted by 3, plus 2 for what has a length. Of ProcessingRequest:
+# Protobuf's tags: a field's number shifted by 3, plus 2 (length-delimited). Of ProcessingRequest:
 _REQUEST_HEADERS, _RESPONSE_HEADERS, _REQUEST_BODY, _RESPONSE_BODY = 0x12, 0x1A, 0x22, 0x2A
 _REQUEST_TRAILERS, _RESPONSE_TRAILERS = 0x32, 0x3A
 _METADATA = 0x42
-_NO_METADATA = b"\x42\x00"  # empty: so Envoy ends nearly every part of a body
+_NO_METADATA = b"\x42\x00"  # empty; Envoy ends nearly every part of a body with it
 _BESIDE = b"\x42\x4a\x5a"  # metadata_context, attributes, protocol_config
 _HEADER_MAP, _HEADERS_END = 0x0A, b"\x18\x01"  # HttpHeaders.headers and .end_of_stream = true
 _HEADER, _KEY, _RAW_VALUE = 0x0A, 0x0A, 0x1A  # HeaderMap.headers, HeaderValue.key and .raw_value
 _BODY, _BODY_END = 0x0A, b"\x10\x01"  # HttpBody.body and .end_of_stream = true
-_MOST_IN_A_BYTE = 0x7F  # of a length; else more bytes follow
-_MOST_LENGTH_BYTES = 5  # of a length below 2 GiB
-_MOST_KEPT_BYTES = 512  # of what comes behind the metadata; a longer one has attributes that clients fill
+_MOST_IN_A_BYTE = 0x7F  # the largest length in one byte
+_MOST_LENGTH_BYTES = 5  # of an encoded length below 2 GiB
+_MOST_KEPT_BYTES = 512  # of the fields behind the metadata; longer ones contain attributes filled by clients
 
 
 class HeadersMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The headers of a request or a response that were wanted, and what comes with them."""
+    """The wanted headers of a request or a response, and the rest of their message."""
 
     is_response: bool
-    headers: Mapping[str, str]  # lowercase name -> text; those wanted
+    headers: Mapping[str, str]  # lowercase name -> text; only wanted ones
     end_of_stream: bool
-    attributes: Mapping[str, str] = NO_TEXTS  # Envoy's; "" for what is no text
+    attributes: Mapping[str, str] = NO_TEXTS  # Envoy's; "" for values other than texts
     metadata: bytes = b""  # the encoded envoy.config.core.v3.Metadata
-    request_mode: BodyMode = BodyMode.BUFFERED  # Envoy before 1.34 does not send it, and supports only this one
+    request_mode: BodyMode = BodyMode.BUFFERED  # Envoy before 1.34 does not send it, and supports no other
     response_mode: BodyMode = BodyMode.NONE  # only the first message of a stream has it
 
 
 class BodyPart(msgspec.Struct, frozen=True):
-    """A chunk of a body as it came."""
+    """A received chunk of a body."""
 
     content: bytes
     end_of_stream: bool
@@ -160,7 +159,7 @@ class BodyPart(msgspec.Struct, frozen=True):
 
 
 class TrailersMessage(msgspec.Struct, frozen=True):
-    """Trailers, of which nothing is read; or an unknown message."""
+    """Trailers, whose content is not read, or an unknown message."""
 
     is_response: bool
 
@@ -169,9 +168,9 @@ Message = HeadersMessage | BodyPart | TrailersMessage
 
 
 def read_message(message: bytes, wanted: frozenset[str]) -> Message:
-    """Read a ProcessingRequest, with those headers of a request that are wanted and `RESPONSE_HEADERS` of a response.
+    """Read a ProcessingRequest, with the wanted headers of a request or `RESPONSE_HEADERS` of a response.
 
-    Raise google.protobuf.message.DecodeError for what is none.
+    Raise google.protobuf.message.DecodeError if it is none.
     """
     kind = message[0] if message else 0
     read: Message | None = None
@@ -180,7 +179,7 @@ def read_message(message: bytes, wanted: frozenset[str]) -> Message:
     elif kind in (_REQUEST_HEADERS, _RESPONSE_HEADERS):
         try:
             read = _headers(message, _names(RESPONSE_HEADERS if kind == _RESPONSE_HEADERS else wanted))
-        except (_UnusualError, IndexError):  # an index: it is cut off
+        except (_UnusualError, IndexError):  # IndexError: the message is cut off
             read = None
     elif kind in (_REQUEST_TRAILERS, _RESPONSE_TRAILERS):
         size, at = _length(message, 1)
@@ -190,12 +189,12 @@ def read_message(message: bytes, wanted: frozenset[str]) -> Message:
 
 
 class _UnusualError(Exception):
-    """The message has another form than what is read by hand; it may be valid."""
+    """The message is not in the form that is parsed by hand, but may be valid."""
 
 
-@cache  # the few sets that policies and defaults make
+@cache  # policies and defaults make only a few sets
 def _names(wanted: frozenset[str]) -> Mapping[bytes, str]:
-    # a name that is no Unicode, from a document, is found nowhere
+    # an invalid Unicode name, from a policy document, matches no header
     return {name.encode("utf-8", "surrogatepass"): name for name in wanted}
 
 
@@ -233,27 +232,27 @@ def _headers(message: bytes, names: Mapping[bytes, str]) -> HeadersMessage:
 
 
 def _about(rest: bytes) -> tuple[Mapping[str, str], BodyMode, BodyMode]:
-    """Return what the fields behind the metadata say. Raise _UnusualError."""
+    """Return attributes and body modes from the fields behind the metadata. Raise _UnusualError."""
     try:
         message = ProcessingRequest.FromString(rest)
     except DecodeError:
         raise _UnusualError from None
     if message.WhichOneof("request") is not None or message.HasField("metadata_context"):
-        raise _UnusualError  # what comes twice is merged
+        raise _UnusualError  # a repeated field: protobuf merges the two
     return _attributes(message), *_modes(message)
 
 
-_cached_about = lru_cache(maxsize=1024)(_about)  # without attributes of clients they recur
+_cached_about = lru_cache(maxsize=1024)(_about)  # without clients' attributes the same bytes recur
 
 
 def _header_map(message: bytes, at: int, stop: int, names: Mapping[bytes, str]) -> dict[str, str]:
-    """Return the headers that are wanted; of several with one name the last."""
+    """Return the wanted headers; of several with one name the last."""
     headers: dict[str, str] = {}
     while at < stop:
         size = message[at + 1]
         if message[at] != _HEADER or size == 0:
             raise _UnusualError
-        if size <= _MOST_IN_A_BYTE:  # most headers: a call less for each
+        if size <= _MOST_IN_A_BYTE:  # most headers: saves a call for each
             at += 2
         else:
             size, at = _length(message, at + 1)
@@ -266,7 +265,7 @@ def _header_map(message: bytes, at: int, stop: int, names: Mapping[bytes, str]) 
         if name is not None:
             text = ""
             if at != following:
-                if message[at] != _RAW_VALUE:  # `value`: other data planes
+                if message[at] != _RAW_VALUE:  # other data planes send `value`
                     raise _UnusualError
                 size, at = _length(message, at + 1)
                 if at + size != following:
@@ -280,7 +279,7 @@ def _header_map(message: bytes, at: int, stop: int, names: Mapping[bytes, str]) 
 
 
 def _attributes(message: ProcessingRequest) -> dict[str, str]:
-    # an attribute that is no text differs from none: `response_origin` recognises Envoy's own answers by it
+    # "" for an attribute other than a text, not absent: `response_origin` then recognizes Envoy's own answers
     return {
         name: value.string_value
         for attributes in message.attributes.values()
@@ -289,7 +288,6 @@ def _attributes(message: ProcessingRequest) -> dict[str, str]:
 
 
 def _modes(message: ProcessingRequest) -> tuple[BodyMode, BodyMode]:
-    """Return how the bodies of request and response will come."""
     protocol = message.protocol_config
     request = _mode(protocol.request_body_mode) if message.HasField("protocol_config") else BodyMode.BUFFERED
     return request, _mode(protocol.response_body_mode)
@@ -300,7 +298,7 @@ def _mode(number: int) -> BodyMode:
 
 
 def _body(message: bytes) -> BodyPart | None:
-    """Read a chunk of a body; None for another form. Most of the bytes that come are these."""
+    """Read a chunk of a body, or return None for an unusual form. Most received bytes come this way."""
     size, at = _length(message, 1)
     stop = at + size
     if message[stop:] != _NO_METADATA and not _is_all(message, stop):
@@ -316,7 +314,7 @@ def _body(message: bytes) -> BodyPart | None:
 
 
 def _is_all(message: bytes, at: int) -> bool:
-    """Return whether only metadata, attributes and the protocol's configuration follow."""
+    """Tell whether only metadata, attributes and the protocol's configuration follow."""
     while at < len(message):
         if message[at] not in _BESIDE:
             return False
@@ -326,7 +324,7 @@ def _is_all(message: bytes, at: int) -> bool:
 
 
 def _length(message: bytes, at: int) -> tuple[int, int]:
-    """Return a length, and where what it is of begins; for one that is cut off, more than there can be."""
+    """Return a length and the offset behind it. If the length is cut off, return one beyond the message's end."""
     if at < len(message) and message[at] <= _MOST_IN_A_BYTE:
         return message[at], at + 1
     length = 0

@@ -1,6 +1,6 @@
-"""One HTTP/2 connection of a gRPC server as an asyncio.Protocol: reads and writes, time limits, and its end.
+"""One HTTP/2 connection of a gRPC server as an asyncio.Protocol: reads, writes, time limits, and closing.
 
-The session knows the frames. There is no task here, and one write carries all that one read has led to.
+The session handles the frames. There is no task here, and all output caused by one read goes out in one write.
 """
 
 import asyncio
@@ -18,12 +18,13 @@ from extproc.http2.session import Http2Session
 log = logging.getLogger(__name__)
 
 KEEPALIVE_PING = b"kvmalive"
+STOPPED = "the server has stopped"  # the status text of streams cut by its end
 
 
 class Turns:
-    """The connections that had more to be done than one turn allows: one turn of one of them, then whatever else waits.
+    """Connections with more work than one turn allows: one of them gets a turn, then the loop's other events run.
 
-    Without it fifty hostile connections would take fifty turns between two events of an innocent one.
+    Without this, fifty hostile connections would take fifty turns between two events of an innocent one.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class Turns:
         self._is_due = False
 
     def wait(self, connection: "Http2Connection") -> None:
-        """Give the connection another turn, behind those that wait already."""
+        """Give the connection another turn, after the waiting ones."""
         self._waiting.append(connection)
         self._schedule()
 
@@ -58,7 +59,7 @@ class Http2Connection(asyncio.Protocol):
         connections: set["Http2Connection"],
         turns: Turns,
     ) -> None:
-        """`connections` has this connection in it for as long as it lives; it shares `turns` with all of them."""
+        """`connections` contains this connection while it is open; all of them share `turns`."""
         self._loop = asyncio.get_running_loop()
         self.session = Http2Session(
             methods=methods,
@@ -71,25 +72,25 @@ class Http2Connection(asyncio.Protocol):
         self._limits = limits
         self._connections = connections
         self._transport: asyncio.Transport | None = None
-        self._over = False  # our last byte is written; what still comes is dropped
+        self._over = False  # our last byte is written; further input is dropped
         self._opened_at = self._received_at = self._loop.time()
         self._pinged_at: float | None = None
         self._paused_at: float | None = None
         self._turns = turns
-        self._awaits_turn = False  # for the rest of a read that brought much
+        self._awaits_turn = False  # to handle the rest of a large read
         self._timer: asyncio.TimerHandle | None = None
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say what we take, before the peer has said anything."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        """Send our SETTINGS, without waiting for the peer."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it
         self._connections.add(self)
         self._timer = self._loop.call_later(self._limits.check_every_seconds, self._check)
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """Handle all frames that are complete, then write all that they led to."""
+        """Handle all complete frames, then write the output."""
         self._received_at = self._loop.time()
         self._receive(data)
 
@@ -104,13 +105,13 @@ class Http2Connection(asyncio.Protocol):
             self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """Read no more while the peer does not: what it sends would lead to more answers."""
+        """Stop reading while the peer does not read: its input would cause more output."""
         self._paused_at = self._loop.time()
         self.session.outbound.paused = True
         self._read_or_not()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Resume reading, and send the waiting bytes."""
         self._paused_at = None
         self.session.outbound.paused = False
         self._read_or_not()
@@ -120,10 +121,10 @@ class Http2Connection(asyncio.Protocol):
     # --- for streams and the server ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what is ready, as long as the transport takes it; hang up when all is done.
+        """Write the ready frames while the transport accepts them; hang up a retiring connection without streams.
 
-        Called once for each read and once for each pick: two fifths of the server's CPU are these writes. Gathering the
-        picks of one turn of the event loop (`call_soon`) was no cheaper and made single requests wait for a turn.
+        Called once per read and once per pick: these writes are two fifths of the server's CPU time. Gathering all
+        picks of one turn of the event loop (`call_soon`) was no cheaper, and made single requests wait for a turn.
         """
         session, transport = self.session, self._transport
         outbound = session.outbound
@@ -133,7 +134,7 @@ class Http2Connection(asyncio.Protocol):
             return
         while True:
             if outbound.finished:
-                session.forget_finished()  # first: the peer may get some of the connection's window back
+                session.forget_finished()  # before the write: may add a WINDOW_UPDATE for the connection
             if not (frames := outbound.frames):
                 break
             whole = b"".join(frames)
@@ -145,7 +146,7 @@ class Http2Connection(asyncio.Protocol):
             self._hang_up()
 
     def drain(self) -> None:
-        """Ask for no more streams, and close when those in flight have ended."""
+        """Accept no more streams, and close when the open ones have ended."""
         session = self.session
         if self._over or session.retiring:
             return
@@ -158,16 +159,16 @@ class Http2Connection(asyncio.Protocol):
     def close(self) -> None:
         """End the streams with UNAVAILABLE and close."""
         for stream in list(self.session.streams.values()):
-            stream.finish(GrpcStatus.UNAVAILABLE, "the server has stopped")
-        self._fail(ErrorCode.NO_ERROR, "the server has stopped")
+            stream.finish(GrpcStatus.UNAVAILABLE, STOPPED)
+        self._fail(ErrorCode.NO_ERROR, STOPPED)
 
     def abort(self) -> None:
-        """Close without another byte."""
+        """Close without writing any more."""
         if self._transport is not None:
             self._transport.abort()
 
     def go_on(self) -> None:
-        """Take the next turn."""
+        """Use this connection's turn."""
         self._awaits_turn = False
         self._receive(b"")
         if not self._awaits_turn:
@@ -191,7 +192,7 @@ class Http2Connection(asyncio.Protocol):
             self._fail(ErrorCode.INTERNAL_ERROR, "a defect of the server")
         else:
             if self.session.has_more:
-                # others first; meanwhile nothing is read
+                # other connections first; stop reading meanwhile
                 self._awaits_turn = True
                 self._turns.wait(self)
                 self._read_or_not()
@@ -207,7 +208,6 @@ class Http2Connection(asyncio.Protocol):
             transport.resume_reading()
 
     def _fail(self, code: ErrorCode, reason: str) -> None:
-        """End all streams, send the reason, hang up."""
         if self._over:
             return
         self.session.fail(code, reason)
@@ -215,7 +215,7 @@ class Http2Connection(asyncio.Protocol):
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close; the peer gets a moment to read what we said last, which a reset of the connection could lose."""
+        """Close, but give the peer a moment to read our last bytes: a TCP reset could lose them."""
         transport = self._transport
         if self._over or transport is None:
             return
@@ -225,12 +225,11 @@ class Http2Connection(asyncio.Protocol):
                 transport.write_eof()
                 self._loop.call_later(self._limits.linger_seconds, transport.abort)
                 return
-        except OSError:  # the peer was faster
+        except OSError:  # the peer has closed already
             pass
         transport.close()
 
     def _check(self) -> None:
-        """Keep the time limits."""
         limits, now, session = self._limits, self._loop.time(), self.session
         self._timer = self._loop.call_later(limits.check_every_seconds, self._check)
         if self._over:
@@ -250,7 +249,7 @@ class Http2Connection(asyncio.Protocol):
             self.flush()
 
     def _keep_alive(self, now: float) -> None:
-        """Ask a silent peer whether it is still there; anything that it sends is an answer."""
+        """Send a PING to a silent peer; anything it sends counts as an answer."""
         limits = self._limits
         if self._pinged_at is not None and self._received_at < self._pinged_at:
             if now - self._pinged_at >= limits.ping_timeout_seconds:

@@ -1,6 +1,6 @@
-"""HTTP/2 frames as bytes (RFC 9113): the numbers, what a server writes, what it must refuse. Pure.
+"""HTTP/2 frames as bytes (RFC 9113): constants, encoding of a server's frames, validation of received ones. Pure.
 
-States, windows and header compression are not here.
+Stream states, windows and header compression are not here.
 """
 
 import struct
@@ -9,14 +9,14 @@ from enum import IntEnum
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES = 9
 FRAME_HEADER = struct.Struct(">BHBBL")  # length (8 high bits, 16 low), kind, flags, stream
-# what a peer may send, as long as we do not say otherwise in our SETTINGS, and the least that it must take
+# the largest frame that a peer may send unless our SETTINGS allow more, and that every peer must accept
 MAX_FRAME_BYTES = 16_384
 MAX_FRAME_BYTES_OF_ANY_PEER = (1 << 24) - 1
 MAX_WINDOW_BYTES = (1 << 31) - 1
 DEFAULT_WINDOW_BYTES = 65_535
 LAST_STREAM_ID = (1 << 31) - 1
 
-# Plain integers and not an IntEnum: they are compared once or more a frame.
+# Plain integers, not an IntEnum: they are compared at least once per frame.
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM = ACK = 0x1
 END_HEADERS = 0x4
@@ -67,15 +67,15 @@ class Http2Error(Exception):
 
 
 class Http2ConnectionError(Http2Error):
-    """One that ends the connection: GOAWAY with `code`, and `reason` as its debug data."""
+    """An error that ends the connection: GOAWAY with `code`, and `reason` as its debug data."""
 
 
 class Http2StreamError(Http2Error):
-    """One that ends a stream: RST_STREAM with `code`."""
+    """An error that ends a stream: RST_STREAM with `code`."""
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Return one frame; the caller keeps to the peer's MAX_FRAME_SIZE."""
+    """Return one frame; the caller respects the peer's MAX_FRAME_SIZE."""
     size = len(payload)
     return FRAME_HEADER.pack(size >> 16, size & 0xFFFF, kind, flags, stream_id) + payload
 
@@ -102,7 +102,7 @@ def goaway_frame(last_stream_id: int, code: ErrorCode, reason: str = "") -> byte
 
 
 def parse_settings(payload: bytes) -> dict[int, int]:
-    """Return a SETTINGS frame's values, the last one of each name, or raise Http2ConnectionError."""
+    """Return a SETTINGS frame's values, or raise Http2ConnectionError. Of duplicates the last counts."""
     if len(payload) % _SETTING.size:
         raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a wrong length")
     values: dict[int, int] = dict(_SETTING.iter_unpack(payload))
@@ -138,7 +138,7 @@ def header_fragment(payload: bytes, flags: int) -> bytes:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Return one header field as a literal with a new name, never put into a table (RFC 7541, section 6.2.2)."""
+    """Return one header field as a literal with a literal name, without indexing (RFC 7541, section 6.2.2)."""
     return b"\x00" + _string(name) + _string(value)
 
 

@@ -1,4 +1,4 @@
-"""gRPC over HTTP/2: messages with their prefix of five bytes, statuses as ready header blocks. Pure.
+"""gRPC over HTTP/2: messages with their five-byte prefix, and statuses as complete header blocks. Pure.
 
 Format: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 """
@@ -10,14 +10,14 @@ from urllib.parse import quote
 from extproc.http2.frames import literal
 
 PREFIX_BYTES = 5
-MOST_PIECES = 64  # of a message that is not complete: one of 1 MiB in frames of 16 KiB
-MAX_STATUS_TEXT = 512  # characters; peers bound what they take as trailers
-# everything printable but the escape itself stays (the specification's grammar of Status-Message)
+MOST_PIECES = 64  # of an incomplete message, before they are joined: 1 MiB in frames of 16 KiB
+MAX_STATUS_TEXT = 512  # characters; peers limit the size of trailers
+# all printable characters except the escape itself stay (the specification's grammar of Status-Message)
 _UNESCAPED = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 class GrpcStatus(IntEnum):
-    """The codes that a server of ours answers (https://grpc.io/docs/guides/status-codes/)."""
+    """The status codes that our server sends (https://grpc.io/docs/guides/status-codes/)."""
 
     OK = 0
     INVALID_ARGUMENT = 3
@@ -30,7 +30,7 @@ class GrpcStatus(IntEnum):
 
 
 class GrpcError(Exception):
-    """A stream that ends with a status other than OK; `reason` is the text beside it."""
+    """Ends a stream with a status other than OK; `reason` is its text."""
 
     def __init__(self, status: GrpcStatus, reason: str) -> None:
         super().__init__(reason)
@@ -42,7 +42,7 @@ class GrpcError(Exception):
 RESPONSE_HEADERS = b"\x88" + literal(b"content-type", b"application/grpc")
 
 
-@lru_cache(maxsize=256)  # nearly always status 0; texts are ours
+@lru_cache(maxsize=256)  # nearly always status 0; the texts are ours
 def trailers(status: GrpcStatus, text: str = "") -> bytes:
     """Return the header block that ends a stream."""
     block = literal(b"grpc-status", str(int(status)).encode())
@@ -52,7 +52,7 @@ def trailers(status: GrpcStatus, text: str = "") -> bytes:
 
 
 class MessageReader:
-    """Cuts one stream's bytes into messages. Holds what was fed and not yet taken; the caller bounds that."""
+    """Cuts one stream's bytes into messages. The caller bounds the bytes fed but not yet taken."""
 
     __slots__ = ("_buffer", "_following", "_max_message_bytes", "_missing", "_position")
 
@@ -60,24 +60,24 @@ class MessageReader:
         self._max_message_bytes = max_message_bytes
         self._buffer = b""
         self._position = 0
-        # what came after the buffer, joined with it once a message is there as a whole: a body of several frames is
-        # copied once and not at each frame
+        # bytes after the buffer, joined with it once a message is complete: a body of several frames is copied once
+        # instead of at each frame
         self._following: list[bytes | bytearray] = []
-        self._missing = 0  # bytes that have to come before it is worth looking again
+        self._missing = 0  # bytes still needed before another look is useful
 
     @property
     def rest_bytes(self) -> int:
-        """How many bytes were fed that no message has taken."""
+        """The number of bytes fed but not taken as a message."""
         return len(self._buffer) - self._position + sum(map(len, self._following))
 
     def clear(self) -> None:
-        """Forget what no message has taken."""
+        """Drop the bytes not taken as a message."""
         self._buffer = b""
         self._following = []
         self._position = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes. A frame that brings whole messages, as most do, is not copied."""
+        """Add the next bytes. A frame of whole messages, the usual case, is not copied."""
         following = self._following
         if not following and self._position == len(self._buffer):
             self._buffer = data
@@ -85,13 +85,13 @@ class MessageReader:
             return
         following.append(data)
         self._missing -= len(data)
-        if len(following) > MOST_PIECES:  # each of them an object, however few bytes it has
+        if len(following) > MOST_PIECES:  # each piece is an object, even if it has only a few bytes
             joined = bytearray(following[0]) if isinstance(following[0], bytes) else following[0]
             joined += b"".join(following[1:])
             self._following = [joined]
 
     def next_message(self) -> bytes | None:
-        """Return the next whole message, None if there is none yet, or raise GrpcError."""
+        """Return the next complete message, or None if there is none yet; raise GrpcError for an invalid one."""
         if self._following:
             if self._missing > 0:
                 return None

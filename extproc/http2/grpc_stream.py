@@ -1,11 +1,12 @@
-"""One gRPC call on one HTTP/2 stream: messages in, answers out, and one end, however it comes.
+"""One gRPC call on one stream: messages in, answers out, and exactly one end.
 
-A `Call` is what it serves. Answers go through the connection's `Outbound`, so that one write carries all that one read
-has led to.
+A `Call` serves the stream. On our own HTTP/2, answers go through the connection's `Outbound`, so that all output caused
+by one read goes out in one write.
 """
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -17,30 +18,86 @@ log = logging.getLogger(__name__)
 
 
 class Call(Protocol):
-    """What serves one stream. Nothing here waits: what takes time runs in a task of the call's own."""
+    """Serves one stream. No method waits: long work runs in the call's own task."""
 
     def message(self, data: bytes) -> None:
         """Take one message; raise GrpcError to end the stream with its status."""
 
     def partial(self, size: int) -> None:
-        """Take note that `size` bytes of a message have come and more are to come. May end the stream."""
+        """Account for `size` received bytes of an incomplete message. May end the stream."""
 
     def half_closed(self) -> None:
-        """Take note that the client sends no more."""
+        """Handle the client's end of sending."""
 
     def ended(self) -> None:
-        """Let go of everything: the stream is over. Called exactly once, whatever ended it."""
+        """Release everything: the stream is over. Called exactly once, for any end."""
 
 
-Methods = Mapping[bytes, Callable[["GrpcStream"], Call]]  # path -> what serves a stream to it
+Methods = Mapping[bytes, Callable[["GrpcStream"], Call]]  # path -> handler
 
 
-class GrpcStream:
-    """The stream's state, and what its call may do with it."""
+class GrpcStream(ABC):
+    """The operations of a stream for its call, on any transport."""
+
+    __slots__ = ("_call", "authority", "ended", "pool")
+
+    def __init__(self, *, pool: str = "", authority: str = "") -> None:
+        self.pool = pool  # from the call's metadata
+        self.authority = authority  # the client's `:authority`, if the transport knows it
+        self.ended = False  # by the call, the client or the connection; `Call.ended` has been called
+        self._call: Call | None = None
+
+    @abstractmethod
+    def send(self, message: bytes, body: bytes = b"") -> None:
+        """Send one message (`message` + `body`). Does nothing once the stream has ended."""
+
+    @abstractmethod
+    def finish(self, status: GrpcStatus = GrpcStatus.OK, text: str = "") -> None:
+        """End the stream with a status, after all sent messages. Does nothing if it has ended."""
+
+    @abstractmethod
+    def hold(self) -> None:
+        """Deliver nothing until `release`; input waits meanwhile, bounded by the stream's window."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Deliver the waiting input."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Write the ready output, for calls not woken by the connection."""
+
+    def begin(self, serve: Callable[["GrpcStream"], Call]) -> None:
+        """Start the call."""
+        try:
+            self._call = serve(self)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, GrpcError):
+            self.finish(error.status, error.reason)
+        else:
+            log.error("a stream failed; the others go on", exc_info=error)
+            self.finish(GrpcStatus.INTERNAL, "the server failed; its log says why")
+
+    def _end_call(self) -> None:
+        self.ended = True
+        if self._call is not None:
+            try:
+                self._call.ended()
+            except Exception:
+                log.exception("a stream's end failed; the others go on")
+            # breaks the cycle (call, stream), which would keep the body until the next garbage collection
+            self._call = None
+
+
+class Http2Stream(GrpcStream):
+    """A stream of our own HTTP/2: its state, and its operations for the connection."""
 
     __slots__ = (
-        *("_call", "_connection_window", "_deadline", "_held", "_outbound", "_reader", "ended", "half_closed", "id"),
-        *("authority", "pool", "send_queue", "started", "unconsumed", "window"),
+        *("_connection_window", "_deadline", "_held", "_outbound", "_reader", "half_closed", "id"),
+        *("send_queue", "started", "unconsumed", "window"),
     )
 
     def __init__(
@@ -48,62 +105,57 @@ class GrpcStream:
         stream_id: int,
         outbound: Outbound,
         *,
+        pool: str = "",
+        authority: str = "",
         connection_window: ReceiveWindow,
         window_bytes: int,
         max_message_bytes: int,
     ) -> None:
+        super().__init__(pool=pool, authority=authority)
         self.id = stream_id
         self.send_queue = SendQueue(stream_id)
-        self.pool = ""  # which pool the call's metadata names
-        self.authority = ""  # the name by which the client calls us
         self.window = ReceiveWindow(stream_id, window_bytes, outbound.frames)
-        self.unconsumed = 0  # bytes received that the call has not taken
+        self.unconsumed = 0  # bytes received, but not taken by the call
         self.half_closed = False  # by the client
-        self.started = False  # the response's headers are out
-        self.ended = False  # by the call, the client or the connection; the call knows
+        self.started = False  # the response's headers are sent
         self._held = False
         self._outbound = outbound
         self._connection_window = connection_window
         self._reader = MessageReader(max_message_bytes=max_message_bytes)
         self._deadline: asyncio.TimerHandle | None = None
-        self._call: Call | None = None
 
-    def open(self, serve: Callable[["GrpcStream"], Call], *, timeout_seconds: float | None) -> None:
-        """Begin the call, to be ended with DEADLINE_EXCEEDED after the client's timeout."""
+    def open(self, serve: Callable[[GrpcStream], Call], *, timeout_seconds: float | None) -> None:
+        """Start the call, and end it with DEADLINE_EXCEEDED after the client's timeout."""
         if timeout_seconds is not None:
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(timeout_seconds, self._deadline_passed)
-        try:
-            self._call = serve(self)
-        except Exception:
-            log.exception("a stream could not be opened; the others go on")
-            self.finish(GrpcStatus.INTERNAL, "the server failed; its log says why")
+        self.begin(serve)
 
-    # --- what the connection does ------------------------------------------------------------------------------
+    # --- for the connection ------------------------------------------------------------------------------------
 
     def received(self, content: bytes, size: int) -> None:
-        """Take a DATA frame's content; `size` is what it took of the windows, with its padding."""
+        """Take a DATA frame's content; `size` includes its padding, as counted by the windows."""
         self.unconsumed += size
         self._reader.feed(content)
         if not self._held:
             self._deliver()
 
     def client_ended(self) -> None:
-        """Take note that the client sends no more; the call learns of it behind the messages that wait."""
+        """Handle the client's end of sending; the call learns of it after the waiting messages."""
         self.half_closed = True
         if not (self._held or self.ended):
             self._deliver()
 
     def cut(self) -> None:
-        """End without an answer: the peer has reset the stream, or the connection is gone."""
+        """End without an answer: the peer has reset or broken the stream, or the connection is gone."""
         if not self.ended:
             self._end_call()
         self._outbound.drop(self.send_queue)
 
-    # --- what the call does ------------------------------------------------------------------------------------
+    # --- for the call ------------------------------------------------------------------------------------------
 
     def send(self, message: bytes, body: bytes = b"") -> None:
-        """Send one message, whose end may be given for itself; nothing happens once the stream has ended."""
+        """See `GrpcStream`."""
         if self.ended:
             return
         if not self.started:
@@ -112,7 +164,7 @@ class GrpcStream:
         self._outbound.message(self.send_queue, message, body)
 
     def finish(self, status: GrpcStatus = GrpcStatus.OK, text: str = "") -> None:
-        """End the stream with a status, behind what was sent; nothing happens if it has ended."""
+        """See `GrpcStream`."""
         block = trailers(status, text)
         self.end_with(block if self.started else RESPONSE_HEADERS + block)
 
@@ -122,29 +174,28 @@ class GrpcStream:
             return
         frames = http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, self.id, block)
         if not self.half_closed:
-            # the whole answer is out: the client need not send the rest (RFC 9113, section 8.1)
+            # the answer is complete: the client need not send the rest (RFC 9113, section 8.1)
             frames += http2.reset_frame(self.id, http2.ErrorCode.NO_ERROR)
         self._end_call()
         self._outbound.end(self.send_queue, frames)
 
     def hold(self) -> None:
-        """Deliver nothing until `release`: what comes meanwhile waits, bounded by the stream's window."""
+        """See `GrpcStream`."""
         self._held = True
 
     def release(self) -> None:
-        """Deliver what has waited."""
+        """See `GrpcStream`."""
         self._held = False
         if not self.ended:
             self._deliver()
 
     def flush(self) -> None:
-        """Write what is ready; for calls that were not woken by the connection."""
+        """See `GrpcStream`."""
         self._outbound.flush()
 
     # -------------------------------------------------------------------------------------------------------------
 
     def _deliver(self) -> None:
-        """Hand the messages that are complete to the call, then the client's end."""
         call, reader = self._call, self._reader
         if call is None:
             return  # it has ended
@@ -160,14 +211,10 @@ class GrpcStream:
                 if reader.rest_bytes:
                     raise GrpcError(GrpcStatus.INTERNAL, "the client ended in the middle of a message")
                 call.half_closed()
-        except GrpcError as error:
-            self.finish(error.status, error.reason)
-        except Exception:
-            log.exception("a stream failed; the others go on")
-            self.finish(GrpcStatus.INTERNAL, "the server failed; its log says why")
+        except Exception as error:
+            self._fail(error)
 
     def _widen(self) -> None:
-        """Let the peer send as much again as was delivered."""
         if self.unconsumed:
             self._connection_window.give_back(self.unconsumed)
             if not self.half_closed:
@@ -179,16 +226,9 @@ class GrpcStream:
         self.flush()
 
     def _end_call(self) -> None:
-        self.ended = True
+        super()._end_call()
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._call is not None:
-            try:
-                self._call.ended()
-            except Exception:
-                log.exception("a stream's end failed; the others go on")
-            # the call has the stream and the body: what refers to it must not keep them until the collector comes
-            self._call = None
         self._reader.clear()
 
 
@@ -196,7 +236,7 @@ class UnaryCall(Call):
     """One short request, one answer."""
 
     def __init__(self, stream: GrpcStream, answer: Callable[[bytes], bytes], *, most_bytes: int) -> None:
-        """`answer` may raise GrpcError, with which the call then ends."""
+        """`answer` may raise GrpcError to end the call with its status."""
         self._stream = stream
         self._answer = answer
         self._most_bytes = most_bytes
@@ -207,18 +247,18 @@ class UnaryCall(Call):
         self._stream.finish()
 
     def partial(self, size: int) -> None:
-        """Refuse what is too long before all of it has come."""
+        """Refuse a too long request before it is complete."""
         refuse_longer(size, most_bytes=self._most_bytes)
 
     def half_closed(self) -> None:
-        """Refuse a client that ends without a request."""
+        """Raise GrpcError: the client ended without a request."""
         raise GrpcError(GrpcStatus.INTERNAL, "the client ended without a request")
 
     def ended(self) -> None:
-        """Let go of nothing: all is done."""
+        """Do nothing: there is nothing to release."""
 
 
 def refuse_longer(size: int, *, most_bytes: int) -> None:
-    """Raise GrpcError where this much of a request has come, and no request is so long."""
+    """Raise GrpcError if the received part of a request is longer than `most_bytes`."""
     if size > most_bytes:
         raise GrpcError(GrpcStatus.RESOURCE_EXHAUSTED, f"no request here is longer than {most_bytes} bytes")

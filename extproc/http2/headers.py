@@ -1,4 +1,4 @@
-"""Header blocks of one connection: bounded HPACK decoding, HTTP/2's rules for requests, and what gRPC asks. Pure."""
+"""Header blocks of one connection: bounded HPACK decoding, and the rules of HTTP/2 and gRPC for requests. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from extproc.http2.grpc_messages import RESPONSE_HEADERS, GrpcStatus, trailers
 
 Fields = Sequence[tuple[bytes, bytes]]
 
-# An Envoy repeats one block for all its streams; several of them, where its routes differ.
+# An Envoy repeats one block for all its streams, or a few where its routes differ.
 REMEMBERED_BLOCKS = 64
 REMEMBERED_BLOCK_BYTES = 1024
-# RFC 7541, section 4.2: the smallest size since the last block, and the last one
+# RFC 7541, section 4.2: one for the smallest size since the last block, one for the final size
 SIZE_UPDATES_PER_BLOCK = 2
 _PSEUDO = (b":method", b":scheme", b":path")
 _CONNECTION_FIELDS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
@@ -22,7 +22,7 @@ _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-
 _TIMEOUT_DIGITS = 8
 POOL_METADATA = b"x-kvmesh-pool"  # set by the EnvoyFilter's grpc_initial_metadata
 _GRPC = b"application/grpc"
-# answers of a server that gRPC's clients and others understand, complete: header blocks that end the stream
+# complete answers to requests that are not valid gRPC: header blocks that end the stream
 _NOT_POST = literal(b":status", b"405")
 _NOT_GRPC = literal(b":status", b"415")
 _BAD_TIMEOUT = RESPONSE_HEADERS + trailers(GrpcStatus.INTERNAL, "grpc-timeout cannot be read")
@@ -30,13 +30,13 @@ _BAD_TIMEOUT = RESPONSE_HEADERS + trailers(GrpcStatus.INTERNAL, "grpc-timeout ca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcRequest:
-    """One request's head."""
+    """The head of one request."""
 
     path: bytes  # /service/method
     timeout_seconds: float | None
-    refusal: bytes | None = None  # a header block that ends the stream, where the request is not gRPC
-    pool: str = ""  # which pool the call is for (POOL_METADATA); "": not said
-    authority: str = ""  # the name by which the client calls us: any text, as Envoy fills it with a cluster's name
+    refusal: bytes | None = None  # a header block that ends the stream, if the request is not valid gRPC
+    pool: str = ""  # from POOL_METADATA, or ""
+    authority: str = ""  # `:authority`: any text, as Envoy puts a cluster's name there
 
 
 class HeaderBlocks:
@@ -49,9 +49,9 @@ class HeaderBlocks:
     def request(self, block: bytes) -> GrpcRequest:
         """Decode and interpret a request's block. Raise Http2ConnectionError, or Http2StreamError if it is malformed.
 
-        A block that leaves the dynamic table as it is, is cached with what it meant. That is safe: its meaning
-        depends on its bytes and on the table alone, and any block that may change the table empties the cache. It
-        saves 65 µs a stream: Envoy never indexes `:path`, and the library takes Huffman codes apart in Python.
+        A block that does not change the dynamic table is cached with its result. That is safe: the result depends
+        only on the bytes and the table, and any block that may change the table empties the cache. It saves 65 µs per
+        stream: Envoy never indexes `:path`, and the library decodes Huffman codes in Python.
         """
         known = self._seen.get(block)
         if known is not None:
@@ -66,7 +66,7 @@ class HeaderBlocks:
         return request
 
     def fields(self, block: bytes) -> Fields:
-        """Decode any block, as trailers; or raise Http2ConnectionError, after which the table cannot be trusted."""
+        """Decode any block, e.g. trailers. Raise Http2ConnectionError: then the table cannot be trusted any more."""
         if self._seen and not keeps_table(block):
             self._seen.clear()
         _check_size_updates(block)
@@ -74,15 +74,15 @@ class HeaderBlocks:
             return list(self._decoder.decode(block, raw=True))
         except OversizedHeaderListError as error:
             raise Http2ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large") from error
-        except (HPACKError, ValueError, IndexError) as error:  # the library lets the latter two slip through
+        except (HPACKError, ValueError, IndexError) as error:  # the library does not convert the latter two
             raise Http2ConnectionError(ErrorCode.COMPRESSION_ERROR, "the header block cannot be decoded") from error
 
 
 def keeps_table(block: bytes) -> bool:
-    """Return whether the block certainly leaves the dynamic table as it is (RFC 7541, section 6).
+    """Tell whether the block certainly leaves the dynamic table unchanged (RFC 7541, section 6).
 
-    True for indexed fields and for literals that are not to be indexed; False for all others, for numbers that need
-    more than one byte, and for what does not end where the block does.
+    True for indexed fields and literals without indexing. False for all other fields, for numbers of more than one
+    byte, and for a field cut off by the end of the block.
     """
     position, end = 0, len(block)
     while position < end:
@@ -94,7 +94,7 @@ def keeps_table(block: bytes) -> bool:
             continue
         if first >= 0x20 or first & 0x0F == 0x0F:
             return False
-        for _ in range(1 if first & 0x0F else 2):  # the value, and before it the name where it has no index
+        for _ in range(1 if first & 0x0F else 2):  # the value, preceded by the name if that has no index
             if position >= end or block[position] & 0x7F == 0x7F:
                 return False
             position += 1 + (block[position] & 0x7F)
@@ -102,7 +102,7 @@ def keeps_table(block: bytes) -> bool:
 
 
 def _check_size_updates(block: bytes) -> None:
-    """Refuse blocks with many changes of the table's size: a byte each for the peer, a resize each for us."""
+    """Refuse blocks with many changes of the table's size: each costs the peer a byte and us a resize."""
     position = updates = 0
     while position < len(block) and block[position] & 0xE0 == 0x20:
         updates += 1
@@ -157,12 +157,12 @@ def grpc_request(fields: Fields) -> GrpcRequest:
 
 
 def _is_grpc(content_type: bytes) -> bool:
-    """Return whether it is application/grpc, perhaps with a format (+proto) or parameters."""
+    """Tell whether the type is application/grpc, perhaps with a format (+proto) or parameters."""
     return content_type.startswith(_GRPC) and content_type[len(_GRPC) : len(_GRPC) + 1] in (b"", b"+", b";")
 
 
 def parse_timeout(value: bytes) -> float | None:
-    """Return seconds from `grpc-timeout` (at most eight digits and a unit), None if it cannot be read."""
+    """Return the seconds in `grpc-timeout` (at most eight digits and a unit), or None if it cannot be read."""
     number, unit = value[:-1], value[-1:]
     if not number.isdigit() or len(number) > _TIMEOUT_DIGITS or unit not in _UNITS:
         return None

@@ -1,7 +1,7 @@
-"""Flow control of one connection: what may be written within the peer's windows, and how much the peer may send. Pure.
+"""Flow control of one connection: our writes within the peer's windows, and the peer's writes within ours. Pure.
 
-Sending is fair between streams and in order within each. Nothing here has a bound of its own: answers are bounded
-because what they answer is, and a queue that does not move for long is `stalled`.
+Sending is fair between streams and in order within each. There is no separate bound: bounded requests bound the
+answers, and a queue that does not move for long is `stalled`.
 """
 
 import struct
@@ -22,47 +22,47 @@ from extproc.http2.frames import (
 )
 from extproc.http2.grpc_messages import PREFIX_BYTES
 
-MAX_OWN_FRAME_BYTES = 1 << 16  # where the peer takes larger frames: other streams wait for each one of them
-TURN_BYTES = 1 << 18  # handed to the transport before it is asked whether it can take more
-# of a message that is handed over as a whole: other streams wait for it. A part of a request's body is no longer
+MAX_OWN_FRAME_BYTES = 1 << 16  # even if the peer accepts larger frames: other streams wait for each frame
+TURN_BYTES = 1 << 18  # given to the transport before checking whether it can take more
+# of a message sent as a whole while other streams wait; a part of a request's body is never longer
 MOST_AT_ONCE_BYTES = 1 << 16
 _PREFIX = struct.Struct(">BL")  # not compressed, the message's length
 _FRAME_AND_PREFIX = struct.Struct(FRAME_HEADER.format + "BL")
 
 
 class SendQueue:
-    """What one stream still has to send."""
+    """The unsent bytes of one stream."""
 
     __slots__ = ("credit", "end", "messages", "moved_at", "stream_id")
 
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
-        # The window less the initial one, so that a new INITIAL_WINDOW_SIZE need not visit every stream; may be < 0.
+        # The window minus the initial one, so that a new INITIAL_WINDOW_SIZE need not visit every stream; may be < 0.
         self.credit = 0
-        self.messages: deque[memoryview] | None = None  # wait for a window; None is cheaper than empty
-        self.end: bytes | None = None  # the frames that end the stream, behind the messages
-        self.moved_at = 0.0  # when it began to wait, or sent something since
+        self.messages: deque[memoryview] | None = None  # waiting messages; None is cheaper than empty
+        self.end: bytes | None = None  # the frames that end the stream, after the messages
+        self.moved_at = 0.0  # when it last sent something, or began to wait
 
 
 class ReceiveWindow:
-    """How much the peer may still send, on one stream or (0) on the connection."""
+    """The bytes that the peer may still send, on one stream or (id 0) on the connection."""
 
     __slots__ = ("_frames", "_left", "_size", "_stream_id", "_unannounced")
 
     def __init__(self, stream_id: int, size: int, frames: "list[bytes | memoryview]") -> None:
-        """`frames`: those to be written; the peer learns from them what it may send again."""
+        """`frames` is the list to write, which takes the WINDOW_UPDATE frames."""
         self._stream_id = stream_id
         self._size = self._left = size
-        self._unannounced = 0  # bytes consumed that the peer does not know of yet
+        self._unannounced = 0  # bytes consumed, but not announced to the peer yet
         self._frames = frames
 
     def take(self, size: int) -> bool:
-        """Count received bytes; return False where the peer has sent more than it may."""
+        """Count received bytes; return False if the peer has exceeded its window."""
         self._left -= size
         return self._left >= 0
 
     def give_back(self, size: int) -> None:
-        """Allow as many bytes again; a frame says so when half a window has gathered."""
+        """Allow this many bytes again; announce them once they make up half a window."""
         self._unannounced += size
         if self._unannounced * 2 >= self._size:
             self._left += self._unannounced
@@ -71,26 +71,26 @@ class ReceiveWindow:
 
 
 class Outbound:
-    """Frames ready to be written, and queues that wait for a window or for the transport."""
+    """Frames to write, and queues that wait for a window or for the transport."""
 
     def __init__(self, *, clock: Callable[[], float], flush: Callable[[], None]) -> None:
-        """`clock`: seconds, read only where something has to wait. `flush`: writes `frames`."""
+        """`clock` returns seconds, and is read only if something has to wait. `flush` writes `frames`."""
         self._clock = clock
         self.flush = flush
         self.frames: list[bytes | memoryview] = []
-        self.finished: list[int] = []  # streams that have nothing more to send
-        self.answers = 0  # messages that were handed over; who reads it sets it back
-        self.paused = False  # the transport takes no more for now
+        self.finished: list[int] = []  # streams with nothing left to send
+        self.answers = 0  # messages since the last reset; its reader resets it
+        self.paused = False  # the transport's buffer is full
         self._window = DEFAULT_WINDOW_BYTES
         self._initial = DEFAULT_WINDOW_BYTES
         self._max_frame = MAX_FRAME_BYTES
-        self._ready: deque[SendQueue] = deque()  # wait for the connection's window or the transport, in turn
-        self._blocked: dict[int, SendQueue] = {}  # wait for their own window
+        self._ready: deque[SendQueue] = deque()  # queues waiting for the connection's window or the transport, in turn
+        self._blocked: dict[int, SendQueue] = {}  # queues waiting for their stream's window
 
     def message(self, queue: SendQueue, message: bytes, body: bytes = b"") -> None:
-        """Send one gRPC message, or as much of it as may be sent; the rest waits. `body`: what follows in it.
+        """Send one gRPC message (`message` + `body`), as far as the windows allow; the rest waits.
 
-        A long body is not copied here, as long as it need not wait.
+        `body` is not copied here unless it has to wait.
         """
         self.answers += 1
         size = PREFIX_BYTES + len(message) + len(body)
@@ -104,7 +104,7 @@ class Outbound:
             and not self._ready
             and not self.paused
         ):
-            # nearly every answer: the first frame's header and the message's prefix are packed at once
+            # the fast path of nearly every answer: pack the first frame's header and the message's prefix at once
             self._window -= size
             queue.credit -= size
             frame_size = min(size, self._max_frame)
@@ -125,21 +125,21 @@ class Outbound:
             queue.messages.append(part)
 
     def end(self, queue: SendQueue, frames: bytes) -> None:
-        """End the stream behind what it still has to send."""
+        """End the stream after its waiting messages."""
         if queue.messages is None:
             self._finish(queue, frames)
         else:
             queue.end = frames
 
     def drop(self, queue: SendQueue) -> None:
-        """Forget what the queue still has to send: its stream is gone."""
-        queue.messages = None  # where it stands in turn, it is passed over
+        """Discard the queue's unsent bytes: its stream is gone."""
+        queue.messages = None  # `send_waiting` skips it if it is in `_ready`
         queue.end = None
         self._blocked.pop(queue.stream_id, None)
         self.finished.append(queue.stream_id)
 
     def widen(self, queue: SendQueue | None, increment: int) -> None:
-        """Take a WINDOW_UPDATE, for a stream's queue or (None) for the connection."""
+        """Apply a WINDOW_UPDATE to a stream's queue, or to the connection if None."""
         if increment == 0:
             # a stream's is a stream error, the connection's a connection error (RFC 9113, section 6.9)
             error = Http2ConnectionError if queue is None else Http2StreamError
@@ -167,7 +167,7 @@ class Outbound:
             self.send_waiting()
 
     def send_waiting(self) -> None:
-        """Move waiting bytes to `frames`, one frame of each queue in turn, at most one turn's worth."""
+        """Move waiting bytes to `frames`, one frame of each queue in turn, until TURN_BYTES are exceeded."""
         budget = TURN_BYTES
         now = self._clock()
         while self._ready and self._window > 0 and budget > 0 and not self.paused:
@@ -190,11 +190,11 @@ class Outbound:
 
     @property
     def can_send(self) -> bool:
-        """Whether queues wait for nothing but their turn."""
+        """Whether some queue could send now and waits only for its turn."""
         return bool(self._ready) and self._window > 0 and not self.paused
 
     def stalled(self, *, before: float) -> list[int]:
-        """Return the streams that have waited without sending anything since then."""
+        """Return the streams that wait and have sent nothing since `before`."""
         self._ready = deque(queue for queue in self._ready if queue.messages is not None)
         return [queue.stream_id for queue in chain(self._ready, self._blocked.values()) if queue.moved_at < before]
 
@@ -207,14 +207,13 @@ class Outbound:
         self.finished.append(queue.stream_id)
 
     def _append_body(self, stream_id: int, body: memoryview, first: int) -> None:
-        """Append a message's body, whose first bytes belong to the frame that has begun."""
+        """Append a message's body; its first `first` bytes belong to the frame already begun."""
         self.frames.append(body[:first])
         for start in range(first, len(body), self._max_frame):
             part = body[start : start + self._max_frame]
             self.frames += (FRAME_HEADER.pack(len(part) >> 16, len(part) & 0xFFFF, DATA, 0, stream_id), part)
 
     def _send_frame(self, queue: SendQueue) -> int:
-        """Send one frame of the queue, as large as everything allows; return its size, 0 if its window is shut."""
         assert queue.messages, "a queue in turn has something to send"
         part = queue.messages[0]
         size = min(len(part), self._max_frame, self._window, self._initial + queue.credit)

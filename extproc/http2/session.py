@@ -1,6 +1,6 @@
-"""The frames of one HTTP/2 connection: what each one does to the streams and windows, and what it may cost.
+"""Handles the frames of one HTTP/2 connection: their effect on streams and windows, and their limits.
 
-RFC 9113, a server's part; no I/O. Not implemented: push, priorities (ignored, as the RFC now has it), CONNECT.
+The server side of RFC 9113, without I/O. Not implemented: push, priorities (ignored, as the RFC now says), CONNECT.
 """
 
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from extproc.http2 import frames as http2
 from extproc.http2.frames import ErrorCode, Http2ConnectionError, Http2StreamError, Setting
 from extproc.http2.grpc_messages import RESPONSE_HEADERS, GrpcStatus, trailers
-from extproc.http2.grpc_stream import GrpcStream, Methods
+from extproc.http2.grpc_stream import Http2Stream, Methods
 from extproc.http2.headers import HeaderBlocks
 from extproc.http2.limits import Allowance, Http2Limits
 from extproc.http2.outbound import Outbound, ReceiveWindow
@@ -17,13 +17,13 @@ from extproc.http2.outbound import Outbound, ReceiveWindow
 log = logging.getLogger(__name__)
 
 DRAIN_PING = b"kvmdrain"
-FRAMES_PER_LOOK = 64  # at the clock, where none of them has headers
+FRAMES_PER_LOOK = 64  # frames without headers between two looks at the clock
 _UNKNOWN_METHOD = RESPONSE_HEADERS + trailers(GrpcStatus.UNIMPLEMENTED, "no such method")
 _SETTINGS_ACK = http2.frame(http2.SETTINGS, http2.ACK, 0)
 
 
 class Http2Session:
-    """Streams, windows and limits of one connection. Raises Http2ConnectionError where the connection must end."""
+    """Streams, windows and limits of one connection. Raises Http2ConnectionError if the connection must end."""
 
     def __init__(
         self,
@@ -35,22 +35,22 @@ class Http2Session:
         clock: Callable[[], float],
     ) -> None:
         self.outbound = Outbound(clock=clock, flush=flush)
-        self.streams: dict[int, GrpcStream] = {}
-        self.settled = False  # the peer's preface and SETTINGS have come
-        self.retiring = False  # our GOAWAY is out: streams in flight go on, new ones are ignored
-        self.has_more = False  # a turn is over and frames are left; `receive(b"")` goes on
-        self.block_since: float | None = None  # a header block is incomplete since then
+        self.streams: dict[int, Http2Stream] = {}
+        self.settled = False  # the peer's preface and SETTINGS have arrived
+        self.retiring = False  # our GOAWAY is sent: open streams go on, new ones are ignored
+        self.has_more = False  # the turn ended with frames left; `receive(b"")` continues
+        self.block_since: float | None = None  # when an incomplete header block began
         self._methods = methods
         self._limits = limits
         self._max_message_bytes = max_message_bytes
         self._clock = clock
         self._headers = HeaderBlocks(max_list_bytes=limits.max_header_list_bytes)
         self._preface_seen = False
-        self._rest = b""  # what was received and not handled: a frame's beginning, or the rest of a turn
-        self._block: bytearray | None = None  # a header block that goes on in CONTINUATION frames
+        self._rest = b""  # received but not handled: the start of a frame, or the rest of a turn
+        self._block: bytearray | None = None  # a header block, to be continued in CONTINUATION frames
         self._block_stream_id = self._block_flags = self._continuations = 0
         self._last_stream_id = 0
-        self._last_served_id = http2.LAST_STREAM_ID  # as our GOAWAY said
+        self._last_served_id = http2.LAST_STREAM_ID  # as in our GOAWAY
         self._late_streams = 0
         self._window = ReceiveWindow(0, limits.connection_window_bytes, self.outbound.frames)
         now = clock()
@@ -70,7 +70,7 @@ class Http2Session:
     # --- for the connection ---------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Handle the frames that are complete and keep what is left over."""
+        """Handle the complete frames and keep the rest."""
         if self._rest:
             data = self._rest + data
         position, end = 0, len(data)
@@ -106,15 +106,15 @@ class Http2Session:
         self._rest = data[position:]
 
     def announce_drain(self) -> None:
-        """Ask for no more streams, still serving those that the peer opens before it has read that.
+        """Announce the end, but still serve streams that the peer opens before it has read the announcement.
 
-        A GOAWAY that names no stream, then a PING; the PING's answer retires the connection.
+        Send a GOAWAY with the highest possible stream id, then a PING; the PING's answer retires the connection.
         """
         self.outbound.frames.append(http2.goaway_frame(http2.LAST_STREAM_ID, ErrorCode.NO_ERROR, "stopping"))
         self.outbound.frames.append(http2.frame(http2.PING, 0, 0, DRAIN_PING))
 
     def retire(self, code: ErrorCode, reason: str) -> None:
-        """Serve the streams in flight and no others."""
+        """Serve the open streams, and accept no others."""
         if not self.retiring:
             self.retiring = True
             self._last_served_id = self._last_stream_id
@@ -139,7 +139,7 @@ class Http2Session:
         self.outbound.frames.append(http2.reset_frame(stream_id, code))
 
     def forget_finished(self) -> None:
-        """Forget the streams for which nothing more is to be written."""
+        """Forget the streams with nothing left to write."""
         for stream_id in self.outbound.finished:
             stream = self.streams.pop(stream_id, None)
             if stream is not None:
@@ -149,7 +149,7 @@ class Http2Session:
                     self._window.give_back(stream.unconsumed)
         self.outbound.finished.clear()
 
-    # --- frames, one method a kind ------------------------------------------------------------------------------------
+    # --- frames, one method per kind ----------------------------------------------------------------------------------
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if self.outbound.finished:
@@ -177,7 +177,7 @@ class Http2Session:
         stream = self.streams.get(stream_id)
         if stream is None or stream.ended:
             self._check_not_idle(stream_id)
-            self._window.give_back(size)  # was on its way when the stream ended
+            self._window.give_back(size)  # it was in flight when the stream ended
             if not payload:
                 self._idle_frame()
             return
@@ -222,7 +222,7 @@ class Http2Session:
         if stream_id > self._last_stream_id:
             self._open_stream(flags, stream_id, block)
             return
-        self._headers.fields(block)  # every block changes the table, also one that is ignored
+        self._headers.fields(block)  # even an ignored block may change the table
         stream = self.streams.get(stream_id)
         if stream is None or stream.ended:
             self._idle_frame()  # trailers that crossed our end of the stream
@@ -238,20 +238,23 @@ class Http2Session:
         limits = self._limits
         if stream_id > self._last_served_id:
             self._headers.fields(block)
-            self._late_stream()
+            self._late_streams += 1
+            if self._late_streams > limits.streams_after_goaway:
+                raise Http2ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams after GOAWAY")
             return
         request = self._headers.request(block)
         if len(self.streams) >= limits.most_streams:
             raise Http2StreamError(ErrorCode.REFUSED_STREAM, "too many streams")
-        stream = GrpcStream(
+        stream = Http2Stream(
             stream_id,
             self.outbound,
+            pool=request.pool,
+            authority=request.authority,
             connection_window=self._window,
             window_bytes=limits.stream_window_bytes,
             max_message_bytes=self._max_message_bytes,
         )
         stream.half_closed = bool(flags & http2.END_STREAM)
-        stream.pool, stream.authority = request.pool, request.authority
         self.streams[stream_id] = stream
         serve = self._methods.get(request.path)
         if request.refusal is not None or serve is None:
@@ -289,13 +292,13 @@ class Http2Session:
                 raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with content")
             self._idle_frame()
             return
-        # each value costs as much as a frame, and a new window is compared with every stream's
+        # each value costs as much as a frame, and a new window is checked against every stream's
         self._idle_frame(1 + len(payload) // 6 + len(self.streams) // 64)
         values = http2.parse_settings(payload)
         window = values.get(Setting.INITIAL_WINDOW_SIZE, 0)
         if any(stream.send_queue.credit + window > http2.MAX_WINDOW_BYTES for stream in self.streams.values()):
             raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE makes a window too large")
-        # first: DATA under the new window before it is a violation of the old one (grpc's clients look)
+        # acknowledge first: DATA under the new window before it would violate the old one (grpc's clients check)
         self.outbound.frames.append(_SETTINGS_ACK)
         self.outbound.take_settings(
             initial_window=values.get(Setting.INITIAL_WINDOW_SIZE), max_frame=values.get(Setting.MAX_FRAME_SIZE)
@@ -320,7 +323,7 @@ class Http2Session:
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
         if len(payload) < 8:
             raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY of a wrong length")
-        self._idle_frame()  # the peer opens no more streams and closes when it is done
+        self._idle_frame()  # nothing to do: the peer opens no more streams and closes when it is done
 
     def _window_update(self, _: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -341,23 +344,17 @@ class Http2Session:
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
     def _idle_frame(self, cost: int = 1) -> None:
-        """Count a frame that brings us nothing. The peer may send some for each answer, to tell us of its windows."""
+        """Count a frame without content for us. Each answer allows some more of them, for the peer's window updates."""
         self._idle.earn(self.outbound.answers * self._limits.idle_frames_per_answer)
         self.outbound.answers = 0
         if not self._idle.spend(cost, now=self._clock()):
             raise Http2ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames without content")
 
     def _count_reset(self) -> None:
-        """Count a stream that came to nothing, by the peer's will or fault."""
+        """Count a stream that failed by the peer's reset or error."""
         if not self._resets.spend(1, now=self._clock()) and not self.retiring:
             log.warning("too many streams of one HTTP/2 connection are reset; it may finish what is in flight")
             self.retire(ErrorCode.ENHANCE_YOUR_CALM, "too many streams are reset")
-
-    def _late_stream(self) -> None:
-        """Count a stream that was opened in spite of our GOAWAY."""
-        self._late_streams += 1
-        if self._late_streams > self._limits.streams_after_goaway:
-            raise Http2ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams after GOAWAY")
 
 
 _HANDLERS: tuple[Callable[[Http2Session, int, int, bytes], None], ...] = (  # by kind

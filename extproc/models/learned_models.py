@@ -1,6 +1,6 @@
-"""The models of a pool whose policy declares none: as its pods report them, with tokenizers from a folder of folders.
+"""The models of a pool whose policy declares none: from its pods' reports, with tokenizers from a parent folder.
 
-Pods may report anything: no pool learns more than a few models.
+Pods may report anything, so the number of models per pool is bounded.
 """
 
 from collections.abc import Iterable
@@ -10,15 +10,14 @@ from extproc.models.model_folders import with_found_folder
 from extproc.models.models import ServedModel
 from extproc.pods.endpoint import EndpointModels
 
-MOST_MODELS, MOST_ALIASES = 8, 16  # of one pool: names may be labels of metrics
+MOST_MODELS, MOST_ALIASES = 8, 16  # models per pool, aliases per model: names may be labels of metrics
 
 
 def learned_models(reported: Iterable[EndpointModels | None], *, folders: Path | None) -> tuple[ServedModel, ...]:
-    """Return the models by their first names, which the indexer uses; further names of a pod are aliases.
+    """Return the models under their first names, which the indexer uses; a pod's other names are aliases.
 
-    `folders` has one folder for each model, by a name of it (`org/model` is a folder in a folder); the pods of others
-    are asked.
-    Sorted by name, so that the order in which pods answer does not count.
+    `folders` has a tokenizer folder per model, under one of its names (`org/model` is a folder in a folder). For models
+    without one, the pods are asked for tokens. Sorted by name, so that the order of the pods' answers does not matter.
     """
     aliases: dict[str, set[str]] = {}
     for models in reported:

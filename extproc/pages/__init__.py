@@ -1,1 +1,1 @@
-"""The admin pages: HTTP, the JSON of what is shown, the live feed and the files of the page itself."""
+"""The admin pages: HTTP, their JSON, the live feed and the page's files."""

@@ -1,13 +1,16 @@
 """The admin HTTP server: health, metrics, state, explanations, the live feed and the page for browsers. Read-only.
 
-All but health, metrics and the page's files need a token or a certificate: `kvmesh.admin.admin_gate`. The live feed is
-read with fetch(), so that a token can be sent.
+All except health, metrics and the page's files require a token or a certificate: `kvmesh.admin.admin_gate`. Browsers
+read the live feed with fetch(), because it can send a token.
+
+`AdminSite` wires up a running picker's site: the pages, the live feed and the checks at start-up.
 """
 
 import asyncio
 import hashlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from importlib.resources import files
 from typing import Any
 
@@ -16,28 +19,32 @@ from aiohttp import web
 from extproc.errors import ConfigError, KvmeshError, PickError
 from extproc.ext_proc.answers import OBJECTIVE_HEADER
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.pages.admin_pages import BadQueryError, PickerPages
+from extproc.pages.admin_pages import BadQueryError, ExplainPolicies, PickerPages
 from extproc.pages.admin_port import listen
 from extproc.pages.live_feed import MOST_PREFIXES, SHOWN_PREFIXES, LiveFeed
 from extproc.pages.live_watchers import Watcher, as_json
+from extproc.pools.pools import Pools
+from extproc.pools.shared_resources import SharedResources
+from extproc.settings.shown_settings import shown_settings
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.admin.admin_gate import BY_TOKEN, AdminGate, refusal_json, server_options
 from kvmesh.errors import SettingError
+from kvmesh.index.index_view import IndexView
 from kvmesh.metrics.exposition import form_for
 
-# for answers under way; aiohttp waits a minute by default, and for ever with 0
+# for answers under way; aiohttp's default is a minute, and 0 waits forever
 SHUTDOWN_SECONDS = 1.0
 OF_THE_BODY = ("content-type", "content-encoding", "content-length", "transfer-encoding")
 SHOWN_DECISIONS = 10
 KEEP_ALIVE_SECONDS = 10.0
-LOOK_SECONDS = 1.0  # between looks whether a connection is still there
-UNHEARD_SECONDS = 20.0  # until a connection whose machine answers nothing is ended
-WRITE_SECONDS = 10.0  # until one that reads nothing is ended
+LOOK_SECONDS = 1.0  # interval to check whether a connection is still open
+UNHEARD_SECONDS = 20.0  # until a connection without TCP acknowledgements is closed
+WRITE_SECONDS = 10.0  # until the connection of a stalled reader is closed
 RETRY_AFTER_SECONDS = 5
 FEED_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
-    "x-accel-buffering": "no",  # nginx would hold events back
+    "x-accel-buffering": "no",  # nginx would buffer events
 }
 
 CONTENT_TYPES: Mapping[str, str] = {
@@ -46,7 +53,7 @@ CONTENT_TYPES: Mapping[str, str] = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
 }
-# nothing but our own files, no frames, no forms that leave, and no way from a string to markup or code
+# only our own files, no frames, no forms, and no conversion of strings to markup or code
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -70,9 +77,45 @@ PAGE_HEADERS: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    # kept, but checked every time: the scripts of another version must not be used
+    # cached, but revalidated every time: scripts of another version must not be used
     "Cache-Control": "no-cache",
 }
+
+
+class AdminSite:
+    """The site of one picker."""
+
+    def __init__(self, pools: Pools, resources: SharedResources, *, policies: ExplainPolicies | None) -> None:
+        """`policies` explains which policies apply to a target, or is None with `--endpoints`."""
+        settings = resources.settings
+        view = IndexView(url=settings.redis_url)
+        self.pages = PickerPages(pools, view=view, policies=policies, pod_key=resources.pod_key, name=resources.name)
+        self._live = LiveFeed(self.pages, watch=resources.watch)
+        self.pages.settings = shown_settings(settings)
+        resources.watch.on_picked = self._live.picked
+        self._settings = settings
+        self._checks = policies is None
+        self._server = AdminServer(
+            self.pages, max_body_bytes=settings.max_body_bytes, access=settings.admin_access, feed=self._live
+        )
+
+    async def run(self, listening: Sequence[socket.socket]) -> None:
+        """Serve on these sockets, and check once for misconfiguration that causes no failure."""
+        await self._server.serve(listening, host=self._settings.host)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._live.run(), name="live feed")
+            if self._checks:
+                tasks.create_task(self._check_once(), name="check once")
+
+    async def close(self) -> None:
+        """End open answers, close the port and the connections to Redis."""
+        self._live.end_all()
+        await self._server.stop()
+        await self.pages.close()
+
+    async def _check_once(self) -> None:
+        (checks,) = entry_points(group="kvmesh.startup_checks")  # the doctor's, a layer above
+        self.pages.findings = await checks.load()(self._settings)
 
 
 class AdminServer:
@@ -86,7 +129,7 @@ class AdminServer:
         access: AdminAccess | None = None,
         feed: LiveFeed | None = None,
     ) -> None:
-        """`access`: who may see the pages; None: who is on this machine, where they listen there alone."""
+        """`access`: who may see the pages. None allows local users, if the server listens only on this machine."""
         self._pages = pages
         self._access = access or AdminAccess()
         self._max_body_bytes = max_body_bytes
@@ -109,7 +152,6 @@ class AdminServer:
                 web.get("/v1/decisions", _answering(self._decisions)),
                 web.get("/v1/history", _answering(self._history)),
                 web.post("/v1/explain", self._explain),
-                web.post("/explain", self._explain),  # as it was called first
                 *PageFiles().routes(),
             ]
         )
@@ -119,11 +161,11 @@ class AdminServer:
         return app
 
     async def start(self, *, host: str, port: int) -> None:
-        """Listen and serve; raise ConfigError naming the port when it is taken, or the certificate."""
+        """Listen and serve; raise ConfigError naming a taken port or an unusable certificate."""
         await self.serve(listen(host=host, port=port), host=host)
 
     async def serve(self, listening: Sequence[socket.socket], *, host: str) -> None:
-        """Serve on these sockets of `host`; raise ConfigError naming a certificate that cannot be used."""
+        """Serve on these sockets of `host`; raise ConfigError naming an unusable certificate."""
         try:
             gate = AdminGate(self._access, host=host)
         except SettingError as error:
@@ -152,24 +194,23 @@ class AdminServer:
         return web.Response(body=await self._pages.metrics(form), headers={"content-type": form.value})
 
     async def _state(self, request: web.Request) -> Any:
-        """`?pool=` of one of several pools."""
         return await self._pages.state(pool=request.query.get("pool"))
 
     async def _pools(self, _: web.Request) -> Any:
         return self._pages.pools()
 
     async def _policies(self, request: web.Request) -> Any:
-        """`?target=` a pool, route, gateway or policy; by default all."""
+        """`?target=` is a pool, route, gateway or policy; by default all."""
         return await self._pages.policies(request.query.get("target"))
 
     async def _settings(self, _: web.Request) -> Any:
-        """What `kvmesh doctor` needs to know of this picker."""
+        """The settings that `kvmesh doctor` needs."""
         if self._pages.settings is None:
             raise KvmeshError("this picker does not show its settings")
         return self._pages.settings
 
     async def _plan(self, request: web.Request) -> Any:
-        """`?seconds=` ahead, by default now; `?pool=` only this pool's."""
+        """`?seconds=` is the look-ahead, by default 0; `?pool=` selects one pool."""
         given = request.query.get("seconds", "0")
         try:
             seconds = float(given)
@@ -180,7 +221,6 @@ class AdminServer:
         return self._pages.plans(seconds=seconds, pool=request.query.get("pool"))
 
     async def _decisions(self, request: web.Request) -> Any:
-        """`?limit=` so many; `?request_id=`, `?decision_id=`, `?pool=` only those of it."""
         limit = request.query.get("limit", str(SHOWN_DECISIONS))
         if not (limit.isascii() and limit.isdigit()) or len(limit) > 6:
             raise BadQueryError(f"limit must be a number of decisions, not {limit[:20]!r}")
@@ -192,7 +232,6 @@ class AdminServer:
         )
 
     async def _prefixes(self, request: web.Request) -> Any:
-        """`?limit=` so many nodes; `?pool=` of one of several pools."""
         limit = request.query.get("limit", str(SHOWN_PREFIXES))
         if not (limit.isascii() and limit.isdigit()) or len(limit) > 9 or not 1 <= int(limit) <= MOST_PREFIXES:
             raise BadQueryError(f"limit must be a number of nodes from 1 to {MOST_PREFIXES}, not {limit[:20]!r}")
@@ -200,16 +239,15 @@ class AdminServer:
         return await self._feed.prefixes(request.query.get("pool"), limit=int(limit))
 
     async def _history(self, request: web.Request) -> Any:
-        """`?pool=` of one of several pools."""
         return await self._pages.history(request.query.get("pool"))
 
     async def _explain(self, request: web.Request) -> web.Response:
-        """Take the request body as a client would send it; `?path=` is its path, by default the chat one.
+        """Explain the decision for a request body as a client would send it; `?path=` is by default chat completions.
 
-        `?pool=` names the pool; by default the one of `?host=`, or of the header `host`.
+        `?pool=` names the pool; by default the host (`?host=`, or the header `host`) selects it.
 
-        The headers count as the client's, but for those of the body, which is read as JSON here, and for a token by
-        which the gate let it in.
+        The headers are treated as the client's, except those of the body, which is always plain JSON here, and a token
+        that the gate accepted.
         """
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             return refusal_json(415, "unsupported-media-type", "send the body as plain JSON, without Content-Encoding")
@@ -232,7 +270,6 @@ class AdminServer:
     # --- the live feed --------------------------------------------------------------------------------------------
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
-        """`?pool=` of one of several pools."""
         assert self._feed is not None, "of its route"
         try:
             async with self._feed.watcher(request.query.get("pool")) as watcher:
@@ -248,7 +285,7 @@ class AdminServer:
 
 
 class PageFiles:
-    """Serves the files of `extproc/pages/page` and nothing else: any other name is not looked for."""
+    """Serves only the files of `extproc/pages/page`, from memory: a request never reads the file system."""
 
     def __init__(self) -> None:
         folder = files("extproc.pages") / "page"
@@ -259,13 +296,8 @@ class PageFiles:
         }
         self._etags = {name: hashlib.sha256(content).hexdigest()[:32] for name, (content, _) in self._files.items()}
 
-    @property
-    def names(self) -> frozenset[str]:
-        """The files that are served."""
-        return frozenset(self._files)
-
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes; none of them needs a token."""
+        """Return the routes; none requires a token."""
         return [web.get("/", self._index), web.get("/page/{name}", self._file)]
 
     async def _index(self, request: web.Request) -> web.Response:
@@ -296,7 +328,7 @@ async def _write(request: web.Request, watcher: Watcher) -> web.StreamResponse:
         while not watcher.is_over:
             content = await watcher.next(within_seconds=LOOK_SECONDS)
             if request.transport is None or request.transport.is_closing():
-                return response  # the client has gone: another may come
+                return response  # the client has gone; free its place
             quiet_seconds = 0.0 if content else quiet_seconds + LOOK_SECONDS
             if not content and quiet_seconds < KEEP_ALIVE_SECONDS:
                 continue
@@ -313,14 +345,13 @@ async def _write(request: web.Request, watcher: Watcher) -> web.StreamResponse:
 
 
 def _end_where_nothing_is_heard(request: web.Request) -> None:
-    """Have the kernel give up a peer that confirms nothing: minutes of events, and its place, would be kept for it."""
+    """Let the kernel drop a peer that acknowledges nothing: it would hold its place and minutes of events."""
     connection = request.transport.get_extra_info("socket") if request.transport is not None else None
     if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_SECONDS * 1000))
 
 
 def _answering(page: Callable[[web.Request], Awaitable[Any]]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Answer with what a page returns, or with its error in words."""
 
     async def answer(request: web.Request) -> web.Response:
         try:

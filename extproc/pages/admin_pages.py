@@ -1,4 +1,4 @@
-"""What the admin pages show of all pools of a picker, of one that is named, or of the only one. Changes nothing."""
+"""The contents of the admin pages: of all pools of a picker, a named one, or the only one. Read-only."""
 
 import asyncio
 import time
@@ -9,21 +9,22 @@ from typing import Any
 
 from msgspec import structs
 
-from extproc.doctor.findings import Finding
 from extproc.errors import KvmeshError, NoPoliciesError, PickError, UnknownPoolError
 from extproc.ext_proc.exchange import RequestFacts
+from extproc.ledger.facts import DecisionRecord, NoDecision
+from extproc.ledger.process_telemetry import process_text
 from extproc.pages.decision_state import decision_state
+from extproc.pages.findings import Finding
 from extproc.pages.history_state import HistoryEvent
 from extproc.pages.picker_state import DecisionState, ListedEndpoint, PickerState, PoolsState, PoolState
 from extproc.pages.pool_pages import PoolPages
+from extproc.pods.pod_ranks import pod_of
 from extproc.policy.values import PickPolicy
-from extproc.pools.decision_headers import new_decision_id
+from extproc.pools.plan_response import new_decision_id
 from extproc.pools.pool import Pool
 from extproc.pools.pools import Pools
-from extproc.records.request_events import DecisionRecord
 from extproc.scaling.plan import Plan
 from extproc.settings.shown_settings import ShownSettings
-from extproc.telemetry.process_telemetry import process_text
 from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.index_view import IndexView
@@ -32,19 +33,19 @@ from kvmesh.metrics.registry import MetricsPage
 from kvmesh.pods.page_turns import PageTurns
 from kvmesh.pods.pod_key import PodKey
 
-LISTED_ENDPOINTS = 2000  # in the state of all pools; more are in those of each
-NAMED_POOLS = 10  # where one is asked for that is not there
-LONGEST_NAME = 200  # characters of a pool's name that are repeated
+LISTED_ENDPOINTS = 2000  # in the state of all pools; each pool's own state lists all of its endpoints
+NAMED_POOLS = 10  # in the error for an unknown pool
+LONGEST_NAME = 200  # characters of a requested pool name, in an error
 
 ExplainPolicies = Callable[[str | None], Awaitable[dict[str, Any]]]
 
 
 class BadQueryError(KvmeshError):
-    """A parameter of a page that says nothing, or is missing."""
+    """A page's parameter is invalid or missing."""
 
 
 class PickerPages:
-    """The pages of all pools. `?pool=namespace/name` asks for one; without it, the only one or all in short."""
+    """The pages of all pools. `?pool=namespace/name` selects one; without it, the only one or a summary of all."""
 
     def __init__(
         self,
@@ -55,35 +56,36 @@ class PickerPages:
         pod_key: PodKey | None = None,
         name: str = "",
     ) -> None:
-        """`policies` explains which policies apply to a target; `pod_key` is what pods are shown; `name`: the picker's.
+        """`pod_key` is the API key for pods, `name` the picker's name.
 
-        None: the endpoints are those of `--endpoints`. They are one pool, which is shown without a name.
+        `policies` explains which policies apply to a target. It is None with `--endpoints`, which form one pool, shown
+        without a name.
         """
         self.ready = False
         self.name = name
         self.view = view
-        # of the checks at start-up; None: they are still to come. Pools that are followed are not checked
+        # of the checks at start-up; None before they are done. They check only the pool of --endpoints
         self.findings: Sequence[Finding] | None = None if policies is None else ()
-        self.settings: ShownSettings | None = None  # None: they are not shown
+        self.settings: ShownSettings | None = None  # None if the picker does not show them
         self._pools = pools
         self._turns = PageTurns()
         self._policies = policies
         self._pod_key = pod_key
-        self._pages: dict[str, PoolPages] = {}  # made when first asked for
+        self._pages: dict[str, PoolPages] = {}  # created on first use
         self._looking = asyncio.Lock()
         self._looked: tuple[float, IndexStatus | str] = (float("-inf"), "")
 
     # --- pools ----------------------------------------------------------------------------------------------------
 
     def reconfigure(self) -> None:
-        """Take note that pools or their policies have changed: text that is not shown any more is forgotten at once."""
+        """Adopt changes of pools or policies: drop prompt text at once if the policy no longer allows it."""
         known = self._pools.with_requests
         self._pages = {name: pages for name, pages in self._pages.items() if known.get(name) is pages.pool}
         for pages in self._pages.values():
             pages.prefixes.shows_text()
 
     def chosen(self, name: str | None) -> PoolPages | None:
-        """Return the pool named, or the only one; None: there are several. Raise UnknownPoolError."""
+        """Return the named or only pool, or None if none is named among several. Raise UnknownPoolError."""
         everything = self._pools.all
         if name and (self._policies is None or name not in everything):
             raise UnknownPoolError(f"the pool {name[:LONGEST_NAME]!r} is not known here; {self._known_pools()}")
@@ -92,12 +94,12 @@ class PickerPages:
         return self._of(everything[name] if name else next(iter(everything.values())))
 
     def pages_of(self, name: str) -> PoolPages | None:
-        """Return the pages of a pool by the name that its picker has."""
+        """Return a pool's pages by its internal name."""
         found = self._pools.pool(name)
         return None if found is None else self._of(found)
 
     def named(self, name: str | None) -> PoolPages:
-        """Return the pool named, or the only one. Raise UnknownPoolError, BadQueryError where there are several."""
+        """Return the named pool, or the only one. Raise UnknownPoolError, or BadQueryError if there are several."""
         pages = self.chosen(name)
         if pages is None:
             names = ", ".join(line.pool for line in islice(self.pools(), 5))
@@ -112,20 +114,20 @@ class PickerPages:
         return f"there are {', '.join(names[:NAMED_POOLS])}{further}" if names else "there is none yet"
 
     def shown_name(self, pages: PoolPages) -> str:
-        """Return the name that a pool is shown by, "" for that of `--endpoints`."""
+        """Return a pool's displayed name, "" for the pool of `--endpoints`."""
         return "" if self._policies is None else pages.pool.name
 
     def pools(self) -> list[PoolState]:
-        """Return a line for each pool; none for that of `--endpoints`."""
+        """Return a line per pool, but none for the pool of `--endpoints`."""
         return [] if self._policies is None else [self._of(pool).line() for pool in self._pools.all.values()]
 
     async def index(self, pages: PoolPages, *, fresh_seconds: float = 0.0) -> IndexStatus | str:
-        """Return the pool's part of the index as it stood at most `fresh_seconds` ago, or why it cannot be read.
+        """Return the pool's part of the index, at most `fresh_seconds` old, or why it cannot be read.
 
-        The pool of `--endpoints` is shown all of the index, also what belongs to none of its pods.
+        The pool of `--endpoints` gets the whole index, including other pods.
         """
         not_before = time.monotonic() - fresh_seconds
-        async with self._looking:  # one look serves all that ask at a time
+        async with self._looking:  # one look serves all concurrent callers
             began, index = self._looked
             if began < not_before:
                 began = time.monotonic()
@@ -136,7 +138,7 @@ class PickerPages:
                 self._looked = began, index
         if isinstance(index, str) or self._policies is None:
             return index
-        addresses = {status.address for status in pages.statuses()}
+        addresses = {pod_of(status.address) for status in pages.statuses()}
         return replace(
             index,
             sources=tuple(line for line in index.sources if line.endpoint in addresses),
@@ -146,9 +148,9 @@ class PickerPages:
     # --- pages ----------------------------------------------------------------------------------------------------
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether traffic may come, and what is wrong.
+        """Return whether the picker is ready for traffic, and all problems.
 
-        Neither a missing index nor a pool without endpoints counts: the picker serves what it can.
+        Neither a missing index nor a pool without endpoints makes it unready: the picker serves what it can.
         """
         facts: dict[str, Any] = {"pools": len(self._pools.all), "endpoint_problems": {}, "index_problem": None}
         facts |= {"render_problems": {}, "tokenizers": {}}
@@ -161,9 +163,9 @@ class PickerPages:
         return self.ready, facts
 
     async def metrics(self, form: Form = Form.TEXT) -> bytes:
-        """Return the page of metrics.
+        """Return the metrics page.
 
-        Every series of a pool that is followed has the label `pool`; pools without requests have none.
+        With --kubernetes or --policies, a pool's series have the label `pool`; pools without requests have no series.
         """
         if self._policies is None and (only := self.chosen(None)) is not None:
             return await only.pool.telemetry.page(ready=self.ready, form=form)
@@ -175,7 +177,7 @@ class PickerPages:
         return page.text() + own + process_text(ready=self.ready, form=form)
 
     async def state(self, *, pool: str | None = None) -> PickerState | PoolsState:
-        """Return one pool's state; without a name the only one's, or that of all in short. Raise UnknownPoolError."""
+        """Return the state of the named or only pool, or else a summary of all pools. Raise UnknownPoolError."""
         pages = self.chosen(pool)
         if pages is not None:
             state = pages.state(await self.index(pages), findings=self.findings)
@@ -200,31 +202,33 @@ class PickerPages:
         return sorted(found, key=lambda decision: -decision.at)[:limit]
 
     async def history(self, pool: str | None) -> HistoryEvent:
-        """Return the last 15 minutes of a pool. Raise UnknownPoolError, BadQueryError where several are served."""
+        """Return the last 15 minutes of a pool. Raise UnknownPoolError, or BadQueryError if there are several."""
         return await self.history_of(self.named(pool))
 
     async def history_of(self, pages: PoolPages) -> HistoryEvent:
-        """Return the last 15 minutes of a pool; requests go first."""
+        """Return the last 15 minutes of a pool, computed in steps that let requests go first."""
         return await self._turns.read(pages.history(picker=self.name, pool=self.shown_name(pages)))
 
     def plans(self, *, seconds: float, pool: str | None = None) -> list[Plan]:
-        """Return how many pods each pool, or one, wants now or in so many seconds. Raise UnknownPoolError."""
+        """Return the desired pods of each pool, or of one, `seconds` from now. Raise UnknownPoolError."""
         chosen = self.chosen(pool)
         pages = [chosen] if chosen is not None else [self._of(each) for each in self._pools.all.values()]
         return [structs.replace(each.pool.scale.plan(seconds=seconds), pool=self.shown_name(each)) for each in pages]
 
     async def explain(self, facts: RequestFacts, body: bytes, *, pool: str | None = None) -> DecisionState:
-        """Decide without booking, for the pool named or the one of the request's host."""
+        """Decide without booking, for the named pool or the pool of the request's host."""
         try:
             pages = self.chosen(pool) or self._of(self._pools.for_host(facts.headers.get("host", "")))
         except PickError as refusal:
-            record = DecisionRecord(at=time.time(), id=new_decision_id(), facts=facts, model=None, outcome=refusal)
+            record = DecisionRecord(
+                at=time.time(), id=new_decision_id(), facts=facts, model=None, outcome=NoDecision.of(refusal)
+            )
             return decision_state(record, policy=PickPolicy())
         explanation = await pages.explain(facts, body, await self.index(pages))
         return structs.replace(explanation, pool=self.shown_name(pages) or None)
 
     async def policies(self, target: str | None) -> dict[str, Any]:
-        """Return which policies apply to a target (None: to all pools). Raise KvmeshError where there is none such."""
+        """Return the policies of a target, or of all pools without one. Raise KvmeshError for an unknown target."""
         if self._policies is None:
             raise NoPoliciesError(f"no policies are followed here (--kubernetes, --policies), hence none for {target}")
         return await self._policies(target)

@@ -1,7 +1,7 @@
-"""The port of the admin pages, open before anything else is done.
+"""The port of the admin pages, opened first at start-up.
 
-So an address or a certificate that cannot be used ends a start before any request has come. Who asks before the pages
-are served waits. Must not import what serves them: that takes longer than all of the rest of a start.
+So an unusable address or certificate aborts the start before any request arrives. Early connections wait until the
+pages are served. Must not import the admin server: that takes longer than the rest of the start.
 """
 
 import socket
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 
 from extproc.errors import ConfigError
 from kvmesh.admin.admin_access import AdminAccess
-from kvmesh.admin.admin_credentials import AdminTls
+from kvmesh.admin.admin_credentials import admin_tls
 from kvmesh.errors import SettingError
 
 BACKLOG = 128
 
 
 def open_admin_port(*, host: str, port: int, access: AdminAccess) -> Sequence[socket.socket]:
-    """Listen on each address of the host. Raise ConfigError naming the port, or the certificate."""
+    """Listen on each address of the host. Raise ConfigError naming the port or the certificate."""
     try:
-        if access.tls_cert is not None:
-            AdminTls(access)
+        if access.tls is not None:
+            admin_tls(access)
     except SettingError as error:
         raise ConfigError(str(error)) from error
     return listen(host=host, port=port)

@@ -1,18 +1,20 @@
-"""What is shown of one request: its decision with all that it rests on, and its end. Pure.
+"""One request as the pages show it: its decision with the full basis, and its end. Pure.
 
-Whatever clients wrote is shown short, paths without their query, and tenants only where the policy names them.
+Text from clients is shortened, paths lose their query, and a tenant's name is shown only if the policy names it.
 """
 
 from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from extproc.admission.asked_request import AskedRequest
+from extproc.admission.asked_request import AskedFor, AskedRequest
 from extproc.admission.prepared_request import Preview
+from extproc.answers.attainment import Attainment
+from extproc.answers.promise import targets_of
 from extproc.choosing.decision import Decision, apply_filters
 from extproc.choosing.room import Room
 from extproc.disaggregation.prefill_plan import PrefillPlan
-from extproc.errors import PickError
+from extproc.ledger.facts import Decided, DecisionRecord, Ended, NoDecision, RequestOutcome
 from extproc.pages.decision_words import TELLING
 from extproc.pages.picker_state import (
     AdmissionState,
@@ -25,13 +27,10 @@ from extproc.pages.picker_state import (
     ShadowState,
 )
 from extproc.pods.endpoint import Candidate
-from extproc.policy.priority import PriorityPolicy
+from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.values import PickPolicy
-from extproc.records.request_events import AskedFor, Decided, DecisionRecord, Ended, RequestOutcome
-from extproc.slo.attainment import Attainment
-from extproc.slo.promise import targets_of
 
-LONGEST_TEXT = 200  # characters of what clients wrote
+LONGEST_TEXT = 200  # characters of a client's text
 LONGEST_PATH = 500
 
 
@@ -44,18 +43,18 @@ def decision_state(
     blocks: Mapping[str, int] | None = None,
     rooms: Mapping[str, Room] | None = None,
 ) -> DecisionState:
-    """Return one answered request with everything its decision rests on.
+    """Return one answered request with the full basis of its decision.
 
-    `most`: so many candidates and rejected endpoints, the winner and the best of the others; None: all. `decided`: what
-    is known of the request beside its record. By endpoint: `blocks` is the block size in tokens, where it is not the
-    request's own; `rooms` how full it is for the request's class.
+    `most` limits the rejected endpoints and the candidates (to the winner and the best others); None shows all.
+    `decided` adds facts to the request's record. By endpoint: `blocks` is the block size in tokens where it differs
+    from the request's own; `rooms` is the fill level for the request's class.
     """
     asked, outcome = record.asked, record.outcome
     shown = DecisionState(
         id=record.id,
         at=record.at,
         request_id=record.facts.request_id[:LONGEST_TEXT],
-        path=record.facts.path.partition("?")[0][:LONGEST_PATH],  # a query may hold a secret
+        path=record.facts.path.partition("?")[0][:LONGEST_PATH],  # a query may contain a secret
         model=record.model,
         class_name=asked.request_class.class_name if asked is not None else None,
         endpoint=None,
@@ -70,7 +69,7 @@ def decision_state(
         )
         if decided.outcome_kind is RequestOutcome.FAILED_OPEN:
             return replace(shown, endpoint=decided.endpoint, reason=RequestOutcome.FAILED_OPEN.value)
-    if isinstance(outcome, PickError):
+    if isinstance(outcome, NoDecision):
         reason, message = outcome.reason, outcome.message
         return replace(shown, status=outcome.status, reason=reason, message=message, reasons=[f"{reason}: {message}"])
     assert asked is not None, "what was routed was asked for"
@@ -83,7 +82,7 @@ def decision_state(
         prefill=_prefill(record.prefill) if record.prefill is not None else None,
         endpoint=outcome.endpoints[0],
         reasons=outcome.reasons(),
-        fallbacks=list(outcome.endpoints[1:]),
+        fallbacks=outcome.fallbacks,
         prompt_tokens=outcome.prompt_tokens,
         matched_tokens=outcome.matched_tokens,
         best_matched_tokens=outcome.best_matched_tokens,
@@ -115,8 +114,8 @@ def decision_state(
 
 
 def with_candidates(refused: DecisionState, candidates: Sequence[Candidate]) -> DecisionState:
-    """Add the endpoints as they are now to a request that would be refused."""
-    kept, rejected = apply_filters(candidates)
+    """Add the current endpoints to a request that would be refused."""
+    kept, rejected, _ = apply_filters(candidates)
     return replace(
         refused,
         candidates=[_candidate(candidate) for candidate in kept],
@@ -125,7 +124,7 @@ def with_candidates(refused: DecisionState, candidates: Sequence[Candidate]) -> 
 
 
 def admission_state(asked: AskedRequest, preview: Preview, attained: Attainment | None) -> AdmissionState:
-    """Return what would become of a request, what it is promised, and how often its class's promise was kept lately."""
+    """Return a request's admission verdict, its targets, and its class's recent SLO attainment."""
     targets = asked.asked_targets or targets_of(asked.request_class.priority_class)
     return AdmissionState(
         verdict=preview.verdict,
@@ -143,7 +142,7 @@ def ended_state(ended: Ended, *, decision_id: str | None, at: float) -> EndedEve
     return EndedEvent(
         at=at,
         decision_id=decision_id,
-        request_id=ended.request_id[:LONGEST_TEXT],
+        request_id=ended.arrival.request_id[:LONGEST_TEXT],
         endpoint=ended.endpoint,
         served_by=ended.served_by,
         status=ended.status,
@@ -154,7 +153,7 @@ def ended_state(ended: Ended, *, decision_id: str | None, at: float) -> EndedEve
 
 
 def rounded(value: float | None, *, times: float = 1.0) -> float | None:
-    """Return a rate for people."""
+    """Return `value * times`, rounded to one decimal for display."""
     return None if value is None else round(value * times, 1)
 
 
@@ -179,10 +178,7 @@ def _request(asked: AskedFor, policy: PriorityPolicy) -> RequestState:
 
 
 def _tenant(tenant: str, policy: PriorityPolicy) -> str:
-    """Return a tenant that the policy names as it is, any other as "other".
-
-    Clients write what they like into the header that it comes from, secrets as well.
-    """
+    """A tenant comes from a header in which clients may put anything, even secrets."""
     return tenant if not tenant or any(quota.tenant == tenant for quota in policy.quotas) else "other"
 
 
@@ -206,7 +202,6 @@ def _prefill(plan: PrefillPlan) -> PrefillState:
 
 
 def _shown(decision: Decision, *, most: int | None) -> Sequence[int]:
-    """Return the numbers of the candidates: all as they are, or the winner and the best of the others."""
     numbers = range(len(decision.kept))
     if not most:
         return numbers if most is None else ()

@@ -1,6 +1,6 @@
-"""Why a request went where it went, in two sentences: only what the numbers bear out. Pure.
+"""Explains a routing decision in two sentences, using only reasons that the numbers support. Pure.
 
-The page for browsers says the same of a decision that is opened (`page/explanation.js`), to the letter:
+The page for browsers shows exactly the same words for an opened decision (`page/explanation.js`):
 `tests/browser/test_decision_words.py` compares them.
 """
 
@@ -9,16 +9,16 @@ from decimal import ROUND_HALF_UP, Decimal
 
 from extproc.pages.picker_state import CandidateState, DecisionState
 
-TELLING = 0.005  # points: less is no reason
+TELLING = 0.005  # points; a smaller difference is no reason
 UNREAD = frozenset({"prefix-index-unavailable", "prefix-index-timeout"})  # the index gave no answer
-MOST_AHEAD = 3  # scorers that are named
+MOST_AHEAD = 3  # scorers named
 MOST_BEHIND = 2
 
 
 def why(decision: DecisionState) -> str:
-    """Return the words; "" where there is nothing to compare: it was refused, or its candidates are not known.
+    """Return the explanation, or "" for a refused request or one without known candidates.
 
-    The winner and the best of the others suffice as candidates.
+    The winner and the best other candidate suffice.
     """
     winner = next((each for each in decision.candidates if each.endpoint == decision.endpoint), None)
     return "" if winner is None else " ".join(_sentences(decision, winner))
@@ -63,7 +63,7 @@ def _listed(items: Sequence[tuple[str, float]]) -> str:
 
 
 def _hundredths(points: float) -> Decimal:
-    """Round as the page's `toFixed(2)` does: a half upwards."""
+    """Round half up, as the page's `toFixed(2)` does."""
     return Decimal(points).quantize(Decimal("0.01"), ROUND_HALF_UP)
 
 

@@ -1,23 +1,23 @@
 """The last 15 minutes of a pool as values: `GET /v1/history`, and the feed's event `history`. Pure.
 
-Rows are columns: one value for each slice of time, the oldest first, None where nothing was observed.
+Data is columnar: one value per time slice, oldest first, None for a slice without observations.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
-from extproc.slo.judgement import Target
-from extproc.slo.latency_history import Key, LatencyHistory, Spread
-from extproc.telemetry.pool_history import PoolHistory
+from extproc.answers.judgement import Target
+from extproc.answers.latency_history import Key, LatencyHistory, Spread
+from extproc.ledger.pool_history import PoolHistory
 from kvmesh.pods.page_steps import Steps
 
 ANSWERS, PODS = "answers", "pods"
-MOST_SERIES = 24  # of each kind; the most observed
+MOST_SERIES = 24  # of each kind: those with the most observations
 
 
 class SpreadState(msgspec.Struct, frozen=True, kw_only=True):
-    """How long what was observed took."""
+    """The spread of a latency."""
 
     observed: int
     p50_ms: float
@@ -26,7 +26,7 @@ class SpreadState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpreadColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """The same slice by slice; the last slice is not over."""
+    """The spread per slice; the last slice is incomplete."""
 
     observed: Sequence[int]
     p50_ms: Sequence[float | None]
@@ -35,11 +35,11 @@ class SpreadColumns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencyState(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of time of some requests."""
+    """One latency series: a kind of latency, of the requests of one class or role and one model."""
 
-    source: str  # answers: streams that this picker read; pods: all requests, as the pods measured them
+    source: str  # answers: streams sampled by this picker; pods: all requests, as measured by the pods
     measure: str  # ttft or inter-token
-    class_name: str | None = msgspec.field(name="class", default=None)  # None: of all classes
+    class_name: str | None = msgspec.field(name="class", default=None)  # None if the series covers all classes
     model: str
     role: str | None = None  # of the pods
     whole: SpreadState  # of all slices
@@ -47,10 +47,10 @@ class LatencyState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """What came slice by slice; only slices that are over."""
+    """The load per slice; only complete slices."""
 
     slice_seconds: float
-    first_at: float  # unix seconds at which the first one began
+    first_at: float  # unix seconds; start of the first slice
     requests: Sequence[int]
     refused: Sequence[int]
     prompt_tokens: Sequence[int]
@@ -58,26 +58,26 @@ class LoadColumns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What one picker has kept of one pool."""
+    """One picker's history of one pool."""
 
     now: float
     pool: str
     picker: str
-    since: float  # when it began
-    sample_share: float  # of the answers that are read
+    since: float  # start of the history
+    sample_share: float  # share of answers that the picker reads
     slice_seconds: float
-    first_at: float  # unix seconds at which the first slice of the latencies began
+    first_at: float  # unix seconds; start of the first latency slice
     latencies: Sequence[LatencyState]
-    left_out: int  # series
+    left_out: int  # number of series not included
     load: LoadColumns
 
 
 def history_state(
     history: PoolHistory, *, pool: str, picker: str, sample_share: float, now: float, unix_now: float
 ) -> Steps[HistoryEvent]:
-    """Return what is kept; `now` in monotonic seconds, `unix_now` the same moment.
+    """Return the history; `now` is in monotonic seconds, `unix_now` is the same moment in unix seconds.
 
-    A step is a series. With as many as are shown they take 50 ms together, for which no request is to wait.
+    Each step is one series. The maximum number of series takes 50 ms in total; requests must not wait that long.
     """
     kinds = (
         (ANSWERS, Target.TTFT, history.ttft),
@@ -120,7 +120,7 @@ def history_state(
 
 def _latency(source: str, measure: Target, kept: LatencyHistory, key: Key, *, now: float) -> LatencyState | None:
     whole = kept.whole(key, now=now)
-    if whole is None:  # forgotten between two steps
+    if whole is None:  # evicted between two steps
         return None
     spreads = kept.spreads(key, now=now)
     is_answers = source == ANSWERS

@@ -1,8 +1,7 @@
-"""The live feed: what a page needs of one pool at once, then what changes. It changes nothing itself.
+"""The live feed: first a snapshot of one pool for a page, then its changes. Read-only.
 
-Pods, classes and the index are looked at once a second for all connections that watch a pool, and only while there are
-any; only so long are requests observed as well. The prefix tree is fed all the time (`picked`). Nothing that fails here
-reaches a request.
+While any connection watches a pool, its pods, classes and index are read once a second for all of them, and requests
+are observed. The prefix tree is always updated (`picked`). Failures here never affect a request.
 """
 
 import asyncio
@@ -21,15 +20,16 @@ from msgspec import Struct, structs
 
 from extproc.admission.prepared_request import Picked
 from extproc.errors import KvmeshError
+from extproc.ledger.facts import Decided, DecisionRecord, Ended
+from extproc.ledger.ledger import RequestWatch, Throttle
 from extproc.pages.admin_pages import PickerPages
 from extproc.pages.decision_state import decision_state, ended_state
 from extproc.pages.live_watchers import Coalesced, EventNumbers, Watcher
 from extproc.pages.picker_state import DecisionState, EndedEvent, PrefixesEvent, SnapshotEvent
 from extproc.pages.pool_pages import PoolPages
 from extproc.pages.prefix_pages import HALF_LIFE_SECONDS, index_state, prefix_nodes, sampled_keys
-from extproc.pools.request_watch import RequestWatch
+from extproc.pods.pod_ranks import pod_of
 from extproc.prefixes.prefix_tree import TreeEdge
-from extproc.records.request_events import Decided, DecisionRecord, Ended
 from kvmesh.errors import IndexUnavailableError
 
 log = logging.getLogger(__name__)
@@ -37,17 +37,16 @@ log = logging.getLogger(__name__)
 MOST_WATCHERS = 32
 TICK_SECONDS = 1.0
 TURN_SECONDS = 0.002
-FRESH_SECONDS = 0.5  # a look this old serves the next connection
+FRESH_SECONDS = 0.5  # the maximum age of a reused index look or prefix view
 PREFIX_TICKS = 5
 SHOWN_DECISIONS = 20  # in the snapshot
-SHOWN_CANDIDATES = 8  # of a decision; all of them are in GET /v1/decisions
+SHOWN_CANDIDATES = 8  # per decision; GET /v1/decisions has all
 SHOWN_PREFIXES = 100
 MOST_PREFIXES = 500
-MOST_OPEN = 4096  # decisions whose end is awaited
-PREFIX_BYTES = 16 << 20  # of the trees of all pools together
-LEAST_PREFIX_BYTES, MOST_PREFIX_BYTES = 128 << 10, 4 << 20  # of one
+MOST_OPEN = 4096  # decisions of requests that have not ended
+PREFIX_BYTES = 16 << 20  # for the trees of all pools together
+LEAST_PREFIX_BYTES, MOST_PREFIX_BYTES = 128 << 10, 4 << 20  # per tree
 LONGEST_PROMPT_TEXT = 80  # characters
-COMPLAINT_SECONDS = 60.0
 FAREWELLS = {
     "shutdown": "this picker is stopping",
     "slow-reader": "the events were read too slowly; connect again",
@@ -56,22 +55,22 @@ FAREWELLS = {
 
 
 class TooManyWatchersError(KvmeshError):
-    """As many watch as may."""
+    """The number of connections has reached its limit."""
 
 
 class _Audience:
-    """The connections that watch one pool; with no name those that watch none."""
+    """The connections that watch one pool, or, without a name, the list of pools."""
 
     def __init__(self, name: str | None) -> None:
         self.name = name
         self.watchers: set[Watcher] = set()
         self.decisions = Coalesced[DecisionState]()
         self.ends = Coalesced[EndedEvent]()
-        self.open: OrderedDict[int, DecisionRecord] = OrderedDict()  # number of a request -> what was decided
+        self.open: OrderedDict[int, DecisionRecord] = OrderedDict()  # request number -> its decision
 
 
 class LiveFeed:
-    """Implements `request_events.RequestObserver` while there are connections."""
+    """Implements `facts.RequestObserver` while there are connections."""
 
     def __init__(self, pages: PickerPages, *, watch: RequestWatch) -> None:
         self._pages = pages
@@ -84,18 +83,16 @@ class LiveFeed:
         self._coming = 0
         self._wanted = asyncio.Event()
         self._looking = asyncio.Lock()
-        self._shown: dict[
-            str, tuple[float, PrefixesEvent]
-        ] = {}  # pool -> its prefixes as they were shown last, and when
-        self._fed: set[str] = set()  # pools whose tree has had requests
-        self._complained_at = float("-inf")
+        self._shown: dict[str, tuple[float, PrefixesEvent]] = {}  # pool -> time and content of its last shown prefixes
+        self._fed: set[str] = set()  # pools whose tree has received requests
+        self._throttle = Throttle()
         self._closed = False
         self._turned_at = time.monotonic()
 
-    # --- what the picker reports ----------------------------------------------------------------------------------
+    # --- reports from the picker ----------------------------------------------------------------------------------
 
     def picked(self, pool: str, picked: Picked) -> None:
-        """Take a routed request, after its answer has left."""
+        """Feed a routed request into the prefix tree, after its answer was sent."""
         pages = self._pages.pages_of(pool)
         if pages is None:
             return
@@ -105,12 +102,12 @@ class LiveFeed:
         pages.prefixes.routed(picked)
 
     def decided(self, decided: Decided, /) -> None:
-        """Send it to all that watch the pool."""
-        audience, pages = self._audiences.get(decided.pool), self._pages.pages_of(decided.pool)
+        """Send a decision to all connections that watch its pool."""
+        audience, pages = self._audiences.get(decided.arrival.pool), self._pages.pages_of(decided.arrival.pool)
         if audience is None or pages is None:
             return
         if decided.endpoint is not None:
-            audience.open[decided.number] = decided.record
+            audience.open[decided.arrival.number] = decided.record
             if len(audience.open) > MOST_OPEN:
                 audience.open.popitem(last=False)
         policy = pages.policy
@@ -121,18 +118,18 @@ class LiveFeed:
         self._send(audience, "decision", audience.decisions.offer(make, now=time.monotonic()))
 
     def ended(self, ended: Ended, /) -> None:
-        """Send it to all that watch the pool."""
-        audience = self._audiences.get(ended.pool)
+        """Send a request's end to all connections that watch its pool."""
+        audience = self._audiences.get(ended.arrival.pool)
         if audience is None:
             return
-        record, at = audience.open.pop(ended.number, None), time.time()
+        record, at = audience.open.pop(ended.arrival.number, None), time.time()
 
         def make() -> EndedEvent:
             return ended_state(ended, decision_id=None if record is None else record.id, at=at)
 
         self._send(audience, "ended", audience.ends.offer(make, now=time.monotonic()))
 
-    # --- what connections ask for ---------------------------------------------------------------------------------
+    # --- requests from connections --------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def watcher(self, pool: str | None) -> AsyncIterator[Watcher]:
@@ -163,13 +160,13 @@ class LiveFeed:
             self._watching()
 
     async def prefixes(self, pool: str | None, *, limit: int = SHOWN_PREFIXES) -> PrefixesEvent:
-        """Return the prefixes that are asked for most, with who holds them. Raise UnknownPoolError, BadQueryError."""
+        """Return the most requested prefixes and their holders. Raise UnknownPoolError or BadQueryError."""
         pages = self._pages.named(pool)
         async with self._looking:  # one at a time: each is a few milliseconds of Redis
             return await self._prefixes(pages, limit=min(limit, MOST_PREFIXES))
 
     async def run(self) -> None:
-        """Send what changes, once a second, until cancelled; sleeps while there are no connections."""
+        """Send changes once a second until cancelled; sleep while there are no connections."""
         ticks = 0
         while True:
             await self._wanted.wait()
@@ -178,18 +175,16 @@ class LiveFeed:
             try:
                 await self._tick(with_prefixes=ticks % PREFIX_TICKS == 0)
             except Exception:
-                now = time.monotonic()
-                if now - self._complained_at >= COMPLAINT_SECONDS:
-                    self._complained_at = now
+                if self._throttle.passes():
                     log.exception("the live feed has failed; it goes on")
 
     def watched(self, pool: str | None) -> int:
-        """Return how many connections watch a pool."""
+        """Return the number of connections that watch a pool."""
         audience = self._audiences.get(pool)
         return len(audience.watchers) if audience is not None else 0
 
     def end_all(self) -> None:
-        """End all connections, saying that this picker stops; no other may come."""
+        """End all connections with the reason that this picker is stopping, and accept no new ones."""
         self._closed = True
         for audience in self._audiences.values():
             self._end(audience, "shutdown")
@@ -197,7 +192,7 @@ class LiveFeed:
     # --------------------------------------------------------------------------------------------------------------
 
     def _watching(self) -> None:
-        """Observe requests, and look once a second, while there are connections."""
+        """Observe requests and tick once a second only while there are connections."""
         observers, is_watched = self._watch.observers, bool(self._audiences)
         if is_watched and self not in observers:
             observers.append(self)
@@ -228,7 +223,7 @@ class LiveFeed:
         await self._turn()
         classes, shown_index = pages.classes(), pages.index(index, findings=self._pages.findings)
         decisions = []
-        for record in tuple(islice(pages.pool.runtime.recent, SHOWN_DECISIONS)):
+        for record in tuple(islice(pages.pool.telemetry.recent, SHOWN_DECISIONS)):
             await self._turn()
             decisions.append(decision_state(record, policy=pages.policy, most=SHOWN_CANDIDATES))
         return structs.replace(
@@ -263,13 +258,12 @@ class LiveFeed:
         now = time.monotonic()
         self._send(audience, "decision", audience.decisions.flush(now=now))
         self._send(audience, "ended", audience.ends.flush(now=now))
-        await asyncio.sleep(0)  # milliseconds each with many pods, and requests wait for none of them
+        await asyncio.sleep(0)  # each event takes milliseconds with many pods; let requests run in between
         if with_prefixes:
             self._send(audience, "history", await self._pages.history_of(pages))
             self._send(audience, "prefixes", await self._shown_prefixes(pages))
 
     def _send(self, audience: _Audience, name: str, data: Struct | dict[str, object] | None) -> None:
-        """Send an event to all of an audience; None is nothing."""
         if data is not None:
             event = self._events.event(name, data)
             for watcher in audience.watchers:
@@ -283,10 +277,10 @@ class LiveFeed:
         return self._events.event("bye", {"why": why, "message": FAREWELLS[why]})
 
     async def _shown_prefixes(self, pages: PoolPages) -> PrefixesEvent:
-        """Return the prefixes for the feed; one look serves all that come at a time."""
+        """Return the prefixes for the feed; one view serves all concurrent connections."""
         async with self._looking:
             at, shown = self._shown.get(pages.pool.name, (float("-inf"), None))
-            # never text that must not be shown any more
+            # never reuse a view whose text may no longer be shown
             if (
                 shown is None
                 or time.monotonic() - at >= FRESH_SECONDS
@@ -302,9 +296,9 @@ class LiveFeed:
         try:
             look = await self._pages.view.look(b"".join(map(sampled_keys, view.edges)), findings=False)
         except IndexUnavailableError:
-            pass  # the event `index` says why
+            pass  # the event `index` shows the problem
         else:
-            addresses, holders = {status.address for status in pages.statuses()}, look.holders
+            addresses, holders = {pod_of(status.address) for status in pages.statuses()}, look.holders
             cached_blocks = sum(line.cached_blocks for line in look.status.sources if line.endpoint in addresses)
         now, monotonic = time.time(), time.monotonic()
         nodes = []
@@ -319,7 +313,7 @@ class LiveFeed:
             nodes.append(node)
             await self._turn()
         text_shown = pages.prefixes.shows_text()
-        if not text_shown:  # it may have been forbidden meanwhile
+        if not text_shown:  # the policy may have changed meanwhile
             nodes = [structs.replace(node, text=None) for node in nodes]
         return PrefixesEvent(
             now=now,
@@ -337,13 +331,13 @@ class LiveFeed:
         )
 
     async def _turn(self) -> None:
-        """Let requests go first, if this has taken long enough: none of them waits for a page."""
+        """Yield to the event loop after TURN_SECONDS of work: requests must not wait for a page."""
         if time.monotonic() - self._turned_at >= TURN_SECONDS:
             await asyncio.sleep(0)
             self._turned_at = time.monotonic()
 
     def _name_of(self, key: bytes) -> str:
-        """Return a keyed hash of a block key: who holds a candidate prompt cannot confirm that it was this one."""
+        """Return a keyed hash of a block key, so that nobody can test whether a guessed prompt was sent."""
         return blake2b(key, key=self._secret, digest_size=8).hexdigest()
 
     def _share_memory_out(self) -> None:
@@ -356,18 +350,17 @@ class LiveFeed:
 
 @cache
 def documentation() -> str:
-    """Return the address of the documentation, as the package has it; "" where it has none."""
+    """Return the documentation's URL from the package metadata, or ""."""
     urls: dict[str, str] = dict(line.split(", ", 1) for line in metadata("kvmesh").get_all("Project-URL") or ())
     return urls.get("Documentation", "")
 
 
 def _text(pages: PoolPages, edge: TreeEdge) -> str | None:
-    """Return the beginning of an edge as text, None where no tokenizer of its model is here or text is not shown."""
     tokenizer = pages.pool.prompts.tokenizers.get(edge.origin.model)
     if tokenizer is None or not pages.prefixes.shows_text():
         return None
     try:
         text = tokenizer.text(edge.head)
-    except KvmeshError:  # ids that the model does not have: clients may send any
+    except KvmeshError:  # ids unknown to the model: clients may send any
         return None
     return text if text is None else text[:LONGEST_PROMPT_TEXT]

@@ -1,4 +1,4 @@
-"""What waits to be sent to those who watch the live feed: bounded, so that a slow reader costs others nothing."""
+"""Bounded send queues for the connections of the live feed, so that a slow reader costs others nothing."""
 
 import asyncio
 import json
@@ -7,40 +7,42 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from kvmesh.plain_text import plain_json
+
 E = TypeVar("E", bound=msgspec.Struct)  # an event with `missed`
 
-MOST_WAITING_BYTES = 2 << 20  # for one watcher: several seconds of the largest feed
-EVENTS_PER_SECOND = 20  # of one kind
+MOST_WAITING_BYTES = 2 << 20  # per watcher: several seconds of the largest feed
+EVENTS_PER_SECOND = 20  # per kind
 
 
 class Watcher:
-    """What is to be written to one connection, in order, until its end. `bye` makes its last event of why it ends."""
+    """The send queue of one connection. `bye` makes its last event from the reason for the end."""
 
     def __init__(self, bye: Callable[[str], bytes]) -> None:
         self._bye = bye
         self._waiting: list[bytes] = []
         self._bytes = 0
         self._wake = asyncio.Event()
-        self.ended: str | None = None  # why nothing more comes
+        self.ended: str | None = None  # the reason for the end
 
     def push(self, event: bytes) -> None:
-        """Have an event written; a connection that reads too slowly gets its end in place of all that waits."""
+        """Queue an event; if the queue of a slow reader is full, replace its contents by the end."""
         if self.ended is not None:
             return
-        if self._waiting and self._bytes + len(event) > MOST_WAITING_BYTES:  # one that has read all is not slow
+        if self._waiting and self._bytes + len(event) > MOST_WAITING_BYTES:  # a reader with an empty queue is not slow
             self._waiting.clear()
             self.end("slow-reader")
             return
         self._add(event)
 
     def end(self, why: str) -> None:
-        """Have this written as the last."""
+        """Queue the last event, with the reason."""
         if self.ended is None:
             self.ended = why
             self._add(self._bye(why))
 
     async def next(self, *, within_seconds: float) -> bytes:
-        """Return all that waits, b"" where nothing has come in that time."""
+        """Return and clear the queue, or return b"" if nothing arrives in time."""
         if not self._waiting:
             try:
                 async with asyncio.timeout(within_seconds):
@@ -55,7 +57,7 @@ class Watcher:
 
     @property
     def is_over(self) -> bool:
-        """Whether all is written and nothing more comes."""
+        """Whether the connection has ended and its queue is empty."""
         return self.ended is not None and not self._waiting
 
     def _add(self, event: bytes) -> None:
@@ -65,7 +67,7 @@ class Watcher:
 
 
 class EventNumbers:
-    """Writes events as text/event-stream has them; numbers count up over the process."""
+    """Formats events as text/event-stream; ids count up per process."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -77,23 +79,22 @@ class EventNumbers:
 
 
 class Coalesced(Generic[E]):
-    """Lets so many events of one kind pass a second and counts the others; the newest of a burst comes with the tick.
+    """Rate-limits events of one kind, and counts the dropped ones; the newest dropped one follows with the next tick.
 
     Times are monotonic seconds.
     """
 
-    def __init__(self, *, per_second: int = EVENTS_PER_SECOND) -> None:
-        self._per_second = per_second
+    def __init__(self) -> None:
         self._since = float("-inf")
         self._passed = 0
         self._missed = 0
         self._newest: Callable[[], E] | None = None
 
     def offer(self, make: Callable[[], E], *, now: float) -> E | None:
-        """Return the event's data with `missed`, None where it is left out; `make` is called for those that pass."""
+        """Return the event's data with `missed`, or None if it is dropped; `make` is called only if it passes."""
         if now - self._since >= 1.0:
             self._since, self._passed = now, 0
-        if self._passed >= self._per_second:
+        if self._passed >= EVENTS_PER_SECOND:
             self._missed += 1
             self._newest = make
             return None
@@ -101,7 +102,7 @@ class Coalesced(Generic[E]):
         return self._take(make)
 
     def flush(self, *, now: float) -> E | None:
-        """Return the newest that was left out, where nothing has come since and its turn is here."""
+        """Return the newest dropped event if no later one passed and its second is over, else None."""
         if self._newest is None or now - self._since < 1.0:
             return None
         self._since, self._passed = now, 1
@@ -114,8 +115,8 @@ class Coalesced(Generic[E]):
 
 
 def as_json(value: Any) -> bytes:
-    """Return what pages and feed show as JSON."""
+    """Return a value of the pages or the feed as JSON."""
     try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # half of a surrogate pair, from a client
+        return plain_json(msgspec.json.encode(value))
+    except UnicodeEncodeError:  # a lone surrogate, from a client
         return json.dumps(msgspec.to_builtins(value)).encode()

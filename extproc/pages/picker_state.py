@@ -1,8 +1,8 @@
-"""What a picker shows of itself, as values: the JSON of its admin pages and of the live feed, and what reads them.
+"""The JSON of a picker's admin pages and live feed, as values for writers and readers.
 
-Numbers that are not known are None, times are unix seconds, shares are 0..1. Everything but what identifies a value
-has a default, so that answers of older pickers can be read; fields that a newer picker adds are ignored. Whatever
-clients have written is shortened before it gets here. docs/reference/live-feed.md says when which of them is sent.
+Unknown numbers are None, times are unix seconds, shares are 0..1. All fields except identifiers have defaults, so that
+answers of older pickers can be read; fields added by newer pickers are ignored. Text from clients is shortened before
+it gets here. docs/reference/live-feed.md says when each event is sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from extproc.answers.realised import Usage
 from extproc.pages.history_state import HistoryEvent
-from extproc.responses.realised import Usage
 from kvmesh.blocks.source import SourceStatus
 
 
@@ -20,7 +20,7 @@ class EndpointState(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     state: str  # a `Reachability`
-    cached_blocks: int = 0  # in the index, over all tiers
+    cached_blocks: int = 0  # in the index, in all tiers
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
@@ -29,10 +29,10 @@ class EndpointState(msgspec.Struct, frozen=True, kw_only=True):
     picks: int = 0  # since the picker started
     share: float = 0.0  # of all picks
     avoided: str | None = None  # why it gets no new requests
-    since: float | None = None  # when that began, or when it ceased to be ready
-    problem: str | None = None  # what its last scrape failed with, where it is not ready
-    asked_every_seconds: float | None = None  # until it reports again
-    trial_at: float | None = None  # when one request is sent there, where it is avoided for its failures
+    since: float | None = None  # start of the avoidance, or of not being ready
+    problem: str | None = None  # the last scrape's error, if the pod is not ready
+    asked_every_seconds: float | None = None  # scrape interval until it reports again
+    trial_at: float | None = None  # time of the next trial request, if it is avoided for failures
     models: Sequence[str] | None = None
     adapters: Sequence[str] | None = None
     max_model_len: int | None = None
@@ -48,16 +48,16 @@ class EndpointState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodsEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The event `pods`: the endpoints in the order in which they are configured."""
+    """The event `pods`: the endpoints in configured order."""
 
     now: float
     pods: Sequence[EndpointState]
     left_out: int = 0
-    totals: Mapping[str, int]  # sums over all of them
+    totals: Mapping[str, int]  # sums over all endpoints
 
 
 class StepState(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of degradation that is in force."""
+    """One degradation step in force."""
 
     step: str
     model_pool: str
@@ -66,25 +66,25 @@ class StepState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassState(msgspec.Struct, frozen=True, kw_only=True):
-    """One priority class: how many of its requests wait, and which steps of degradation are in force."""
+    """One priority class: its waiting requests and its degradation steps in force."""
 
     name: str = msgspec.field(name="class")
     priority: int = 0
     sheddable: bool = False
     target_ttft_ms: int | None = None
     target_inter_token_ms: float | None = None
-    objective: float | None = None  # share of its requests that are to be within all targets
-    attainment: float | None = None  # share of those judged in the last minutes that were; None: none was judged
-    judged: int = 0  # requests that the attainment rests on
+    objective: float | None = None  # SLO: the share of requests that should meet all targets
+    attainment: float | None = None  # the share that did, of requests judged in the last minutes; None without any
+    judged: int = 0  # number of requests behind the attainment
     waiting: int = 0
-    waiting_for_pod: int = 0  # of these, because no pod is ready
+    waiting_for_pod: int = 0  # the part that waits because no pod is ready
     steps: Sequence[str] = ()
     in_force: Sequence[StepState] = ()
-    routed: int = 0  # of the requests that are remembered
+    routed: int = 0  # among the remembered requests
 
 
 class ClassesEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The event `classes`: the most important first, and what became of the requests that are remembered."""
+    """The event `classes`: highest priority first, with the outcomes of the remembered requests."""
 
     now: float
     waiting: int
@@ -92,11 +92,11 @@ class ClassesEvent(msgspec.Struct, frozen=True, kw_only=True):
     classes: Sequence[ClassState]
     refusals: Mapping[str, int]  # reason -> requests
     quotas: Mapping[str, Any]
-    shadow: bool = False  # what the policy would refuse, degrade, offload or scale is only counted and shown
+    shadow: bool = False  # the policy's refusals, degradations, offloads and scaling are only counted and shown
 
 
 class FindingState(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong although nothing has failed."""
+    """A problem that causes no failure."""
 
     check: str
     severity: str
@@ -108,7 +108,7 @@ class FindingState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MissingInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What some of the last decisions had to do without."""
+    """An input that some of the last decisions lacked."""
 
     reason: str
     words: str
@@ -117,7 +117,7 @@ class MissingInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The event `index`: how far the prefix index can be relied on."""
+    """The event `index`: the state of the prefix index."""
 
     now: float
     state: str  # ok, stale or unavailable
@@ -128,13 +128,13 @@ class IndexEvent(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
     unreadable: Sequence[str]
     findings: Sequence[FindingState]
-    findings_state: str  # done, or not-yet: the checks at start-up are still to come
+    findings_state: str  # done, or not-yet before the checks at start-up
     replicas: Mapping[str, Any] | None
     degraded: Sequence[MissingInput]
 
 
 class IndexState(msgspec.Struct, frozen=True, kw_only=True):
-    """The same in short: ok, stale or unavailable."""
+    """A summary of the index: ok, stale or unavailable."""
 
     state: str
     problem: str | None = None
@@ -142,11 +142,11 @@ class IndexState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateState(msgspec.Struct, frozen=True, kw_only=True):
-    """One endpoint as one request sees it."""
+    """One endpoint from the view of one request."""
 
     endpoint: str
     state: str = "ready"
-    fill: float | None = None  # how full it is for the request's class; 1.0 and more: it has no room
+    fill: float | None = None  # fill level for the request's class; no room from 1.0 on
     full: str | None = None  # why it has no room
     matched_tokens: int = 0
     matched_blocks: int = 0
@@ -166,20 +166,20 @@ class CandidateState(msgspec.Struct, frozen=True, kw_only=True):
     session: bool = False
     unhealthy: str | None = None
     index_state: str | None = None
-    held_back: str | None = None  # why the index expects less than what full attention holds there
+    held_back: str | None = None  # why fewer tokens are expected than full attention holds there
     scores: Mapping[str, float] = {}
-    total: float | None = None  # None: nothing was decided
+    total: float | None = None  # None without a decision
 
 
 class RejectedState(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint that a filter has dropped, with the filter's words."""
+    """An endpoint that a filter excluded, with the filter's reason."""
 
     endpoint: str
     filter: str
 
 
 class RequestState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown of a request; nothing of its prompt."""
+    """A request, without anything of its prompt."""
 
     api: str = ""
     model: str | None = None
@@ -191,14 +191,14 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     class_name: str = msgspec.field(name="class")
     class_by: str = ""
-    objective_ignored: str = ""  # why the objective that it names does not count: unknown or untrusted
+    objective_ignored: str = ""  # why its objective is ignored: unknown or untrusted
     priority: int = 0
     tenant: str = ""
     steps: Sequence[str] = ()
 
 
 class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
-    """What would become of a request, and what its class is promised."""
+    """A request's admission verdict, and the targets of its class."""
 
     verdict: str  # go, wait or refuse
     expected_ttft_ms: int
@@ -210,25 +210,25 @@ class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefillState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request's prompt is computed, and what was compared; the times are to the client's first token."""
+    """Where a request's prompt is computed, and the comparison behind it; the times are TTFTs for the client."""
 
     where: str  # "remote" or "local"
     why: str
     rule: str
-    endpoint: str  # the prefill pod that was compared with
+    endpoint: str  # the prefill pod of the comparison
     uncached_tokens: int  # of the prompt, on the decode pod
     remote_uncached_tokens: int  # on the prefill pod
     prefill_queue: int  # requests
     decode_requests: int
     local_ms: float
     remote_ms: float
-    transfer_ms: float  # of the remote time
+    transfer_ms: float  # part of the remote time
     races: bool = False  # a second prefill pod computes the same prompt at the same time
-    race: str | None = None  # why it does, or does not; None: the policy wants no races
+    race: str | None = None  # why, or why not; None without races in the policy
 
 
 class ShadowState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy would have done to a request, were it not in shadow."""
+    """An action that the policy in shadow mode would have taken on a request."""
 
     rule: str  # admission, quota, degradation, disaggregation
     action: str  # refuse, wait, degrade, offload
@@ -237,9 +237,9 @@ class ShadowState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that was answered, or that `explain` asks about, with what the decision rests on.
+    """One answered request, or one that `explain` asks about, with the basis of its decision.
 
-    `status` is 200 for what was routed: the pod answers for itself.
+    `status` is 200 for a routed request, whatever the pod answers.
     """
 
     id: str = ""
@@ -249,15 +249,15 @@ class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     model: str | None = None
     class_name: str | None = msgspec.field(name="class", default=None)
-    queued_ms: float | None = None  # None: it did not wait for room
+    queued_ms: float | None = None  # None if it did not wait for room
     decided_ms: float | None = None
     phases_ms: Mapping[str, float] = {}
-    endpoint: str | None  # None: it was refused
+    endpoint: str | None  # None if it was refused
     status: int = 200
     reason: str | None = None  # of a refusal, or `failed-open`
     message: str | None = None
     reasons: Sequence[str] = ()
-    why: str = ""  # in `GET /state`, which has no candidates: why it went there, in a sentence or two
+    why: str = ""  # the choice in a sentence or two, only in `GET /state`, which has no candidates
     fallbacks: Sequence[str] = ()
     prompt_tokens: int = 0
     matched_tokens: int = 0
@@ -269,13 +269,13 @@ class DecisionState(msgspec.Struct, frozen=True, kw_only=True):
     weights: Mapping[str, float] = {}
     candidates: Sequence[CandidateState] = ()
     candidates_left_out: int = 0
-    as_good: int = 0  # candidates with the winner's total, itself among them, also of those left out
+    as_good: int = 0  # candidates with the winner's total, including the winner and candidates left out
     rejected: Sequence[RejectedState] = ()
     rejected_left_out: int = 0
     request: RequestState | None = None
-    prefill: PrefillState | None = None  # None: nobody but the decode pod could compute the prompt
-    admission: AdmissionState | None = None  # of an explanation
-    missed: int = 0  # events of the feed that were left out before this one
+    prefill: PrefillState | None = None  # None if only the decode pod could compute the prompt
+    admission: AdmissionState | None = None  # only in explanations
+    missed: int = 0  # feed events dropped before this one
 
 
 class EndedEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,58 +294,45 @@ class EndedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VariantState(msgspec.Struct, frozen=True, kw_only=True):
-    """How many pods of one variant are wanted, and what one of them does within the promises."""
+    """The desired pods of one variant, and the throughput of one pod within the targets."""
 
-    name: str  # "": pods of a role without variants, or of none of them
+    name: str  # "" for pods of a role without variants, or that match none
     wanted: int
     told: int
     ready: int
     present: int
-    source: str  # of what is known of a pod: learned, declared, assumed, unknown
+    source: str  # of the throughput: learned, declared, assumed, unknown
     prefill_tokens_per_second: float | None = None
     decode_tokens_per_second: float | None = None
     pod_hour_price: float | None = None
 
 
-class ActedState(msgspec.Struct, frozen=True, kw_only=True):
-    """How it stands with one Deployment whose scale is to be written (the policy's autoscale.act)."""
-
-    deployment: str
-    variant: str
-    wanted: int
-    replicas: int | None  # that it says; None: it was not read
-    state: str
-    words: str
-
-
 class ScaleState(msgspec.Struct, frozen=True, kw_only=True):
-    """How many pods of one role are wanted (the policy's autoscale), and why."""
+    """The desired pods of one role (the policy's `autoscale`), and why."""
 
     role: str
     wanted: int
-    told: int  # to autoscalers: in shadow the present number
+    told: int  # reported to autoscalers; in shadow mode, the present number
     ready: int
     present: int
     state: str
     reason: str
     shadow: bool = False
     saturation: float | None = None
-    prefill_lean: float | None = None  # the share of prompts in its work
-    cost_per_hour: float | None = None  # of the pods that are there
-    cost_per_million_tokens: float | None = None  # as served in the last minutes
+    prefill_lean: float | None = None  # the share of prefill in its work
+    cost_per_hour: float | None = None  # of the present pods
+    cost_per_million_tokens: float | None = None  # of the last minutes' traffic
     cost_per_million_output_tokens: float | None = None
-    time_of_day: str = "learning"  # whether the days before say what is ahead
     variants: Sequence[VariantState] = ()
-    acts: Sequence[ActedState] = ()
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several pools in short."""
+    """A summary of one of several pools."""
 
     pool: str
     endpoints: int = 0
     ready: int = 0
-    prefill: int = 0  # that compute prompts for others
+    prefill: int = 0  # prefill pods
     open_requests: int = 0
     waiting: int = 0
     hosts: Sequence[str] = ()
@@ -355,30 +342,30 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pods have measured since the picker saw them first, but for those that only prefill: a histogram."""
+    """A histogram measured by the pods (without prefill pods) since the picker first saw them."""
 
     bounds: Sequence[float] = ()  # seconds
     counts: Sequence[float] = ()  # requests by bucket, not cumulative; the last bucket has no bound
 
 
 class PickerState(msgspec.Struct, frozen=True, kw_only=True):
-    """`GET /state`: one pool; decisions are newest first, classes the most important first."""
+    """`GET /state`: one pool; decisions newest first, classes by descending priority."""
 
     now: float
     endpoints: Sequence[EndpointState] = ()
     index: IndexState = IndexState(state="unknown")
     classes: Sequence[ClassState] = ()
-    scale: Sequence[ScaleState] = ()  # of roles that a policy's autoscale names
+    scale: Sequence[ScaleState] = ()  # of roles named in the policy's `autoscale`
     quotas: Mapping[str, Any] = {}
     replicas: Mapping[str, Any] | None = None
-    token_sources: Mapping[str, str] = {}  # model -> folder, pods or text: of most of its last prompts
-    # model with a tokenizer folder -> exact, unverified or differs: its tokens compared with those of its pods, and why
+    token_sources: Mapping[str, str] = {}  # model -> folder, pods or text: the source for most recent prompts
+    # model with a tokenizer folder -> its tokens compared with the pods' (exact, unverified or differs), and why
     token_states: Mapping[str, tuple[str, str]] = {}
-    findings: Sequence[FindingState] | None = None  # of the checks at start-up; None: they are still to come
+    findings: Sequence[FindingState] | None = None  # of the checks at start-up; None before they are done
     decisions: Sequence[DecisionState] = ()
-    pool: str | None = ""  # None: the picker serves several, and none was named
+    pool: str | None = ""  # None if the picker serves several and none was named
     pools: Sequence[PoolState] = ()
-    shadow: bool = False  # what the policy would refuse, degrade, offload or scale is only counted and shown
+    shadow: bool = False  # the policy's refusals, degradations, offloads and scaling are only counted and shown
     ttft: MeasuredState = MeasuredState()
 
 
@@ -391,7 +378,7 @@ class ListedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolsState(msgspec.Struct, frozen=True, kw_only=True):
-    """`GET /state` where several pools are served and none was named; `PickerState` reads it, too."""
+    """`GET /state` of several pools, if none was named; `PickerState` can read it, too."""
 
     now: float
     pool: None = None
@@ -400,7 +387,7 @@ class PoolsState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HolderState(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a prefix a pod holds: estimated from the blocks that were looked up."""
+    """A pod's part of a prefix, estimated from the sampled blocks."""
 
     endpoint: str
     blocks: int
@@ -408,7 +395,7 @@ class HolderState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the prefix tree without a branch."""
+    """One edge of the prefix tree: a run of blocks without a branch."""
 
     id: str
     parent: str | None
@@ -422,7 +409,7 @@ class PrefixNode(msgspec.Struct, frozen=True, kw_only=True):
     share_of_requests: float
     hit_tokens: int
     share_of_hits: float
-    holders: Sequence[HolderState] | None  # None: the index was not to be had, or does not know such keys
+    holders: Sequence[HolderState] | None  # None if the index is unavailable or does not contain such keys
     holders_left_out: int
     held_blocks: int | None
     share_of_memory: float | None
@@ -435,7 +422,7 @@ class PrefixesEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     now: float
     pool: str
-    since: float  # when remembering began
+    since: float  # start of the statistics
     half_life_seconds: float
     sampled_share: float
     requests: float
@@ -448,17 +435,17 @@ class PrefixesEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the policy the page shows or goes by."""
+    """The part of the policy that the page needs."""
 
     strategy: str
     weights: Mapping[str, float]
     show_prompt_text: bool
-    gpu_hour_price: float
+    pod_hour_price: float
     currency: str
 
 
 class SnapshotEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The event `snapshot`: everything at once; where several pools are served and none is named, only the pools."""
+    """The event `snapshot`: everything at once, or only the list of pools if none of several is named."""
 
     version: int
     now: float
@@ -467,7 +454,7 @@ class SnapshotEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     pool: str | None
     pools: Sequence[PoolState]
     picker: str = ""  # its name among the replicas
-    docs: str = ""  # where the documentation is
+    docs: str = ""  # URL of the documentation
     policy: PolicyState | None = None
     pods: PodsEvent | None = None
     classes: ClassesEvent | None = None

@@ -1,8 +1,8 @@
-"""The prefixes that one pool has routed lately: which requests are looked at, and what is shown of the tree. Pure.
+"""The prefixes that one pool has routed lately: samples requests into a tree, and shows the tree. Pure.
 
-All requests are looked at while there are few, and about `NOTES_PER_SECOND` of them where there are many, so that the
-tree costs a pick no more than a few microseconds. Prompts are known to it by their block keys; of their token ids it
-keeps the beginning of each edge, and only where the policy lets the page show text.
+At low rates every request is sampled, at high rates about `NOTES_PER_SECOND`, so that the tree costs a pick at most a
+few microseconds. The tree stores prompts as block keys. It stores token ids only for the beginning of each edge, and
+only if the policy lets the page show text.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ NOTES_PER_SECOND = 5
 HALF_LIFE_SECONDS = 300.0
 MOST_ORIGINS = 1000  # models and adapters: clients may name any
 LONGEST_MODEL = 200  # characters
-LOOKUPS_PER_EDGE = 16  # blocks of an edge that are looked up: the others are taken to be as these
-MOST_HOLDERS = 64  # of a prefix, those who hold most of it: a hundred prefixes may be held by all of a thousand pods
+LOOKUPS_PER_EDGE = 16  # sampled blocks per edge; the others are assumed to be like these
+MOST_HOLDERS = 64  # shown per prefix, the largest first: a thousand pods may hold each of a hundred prefixes
 
 
 class PrefixWatch:
-    """The tree of one pool. `shows_text`: whether the policy in force shows the beginning of prompts.
+    """The tree of one pool. `shows_text` says whether the current policy shows the beginning of prompts.
 
-    `random` returns 0..1: a steady step would meet the same client of a few each time.
+    `random` returns 0..1. It varies the sampling step: a fixed step might always hit the same of a few clients.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class PrefixWatch:
         self._random = random
         self._tree = PrefixTree(half_life_seconds=HALF_LIFE_SECONDS, most_bytes=most_bytes, started_at=clock())
         self._origins: dict[tuple[str, str | None, int, bool, bool], Origin] = {}
-        self._passed = 0  # requests since the last one that was looked at
+        self._passed = 0  # requests since the last sample
         self._wait_for = 1
         self._counted_since = clock()
         self._counted = 0
-        self._step = 1.0  # requests to one that is looked at
+        self._step = 1.0  # requests per sample
 
     def shows_text(self) -> bool:
-        """Return whether text may be shown by now; where it may not any more, what was kept is forgotten."""
+        """Return whether text may be shown now; drop stored text if it no longer may."""
         shows = self._shows_text()
         if self._keeps_text and not shows:
             self._tree.forget_text()
@@ -55,21 +55,21 @@ class PrefixWatch:
 
     @property
     def sampled_share(self) -> float:
-        """Which share of the requests is looked at now, 0..1."""
+        """The current share of sampled requests, 0..1."""
         return 1.0 / max(self._step, 1.0)
 
     def limit(self, *, most_bytes: int) -> None:
-        """Take so much memory from now on."""
+        """Change the memory limit."""
         self._tree.reconfigure(most_bytes=most_bytes)
 
     def routed(self, picked: Picked) -> None:
-        """Count a request, if its turn has come."""
+        """Count a request, and sample it if it is due."""
         self._passed += 1
         if self._passed >= self._wait_for:
             self._look(picked)
 
     def view(self, *, limit: int) -> TreeView:
-        """Return what was asked for most."""
+        """Return the most requested prefixes."""
         self.shows_text()
         return self._tree.view(limit=limit, now=self._clock())
 
@@ -80,7 +80,7 @@ class PrefixWatch:
         prepared = picked.prepared
         if not prepared.query.prompts:
             return
-        first = prepared.query.prompts[0]  # of a batch the others would be counted as requests of their own
+        first = prepared.query.prompts[0]  # only the first of a batch: each further prompt would count as a request
         tokens = b""
         origin = self._origin(prepared, first.tokens_each)
         if self.shows_text() and not origin.private and prepared.tokens.prompts:
@@ -95,13 +95,13 @@ class PrefixWatch:
         )
 
     def _pace(self, passed: int, now: float) -> None:
-        """Set how many requests pass until the next one is looked at, by the rate of the last second or this one."""
+        """Set how many requests to skip until the next sample, by the rate of the last or the current second."""
         self._counted += passed
         if now - self._counted_since >= 1.0:
             self._step = self._counted / (now - self._counted_since) / NOTES_PER_SECOND
             self._counted, self._counted_since = 0, now
         step = max(self._step, self._counted / NOTES_PER_SECOND)
-        # any number around the step, so that its mean is the step
+        # random, with the step as its mean
         self._wait_for = 1 if step <= 1.0 else 1 + int(self._random() * (2 * step - 1))
 
     def _origin(self, prepared: Prepared, tokens_each: int) -> Origin:
@@ -112,7 +112,7 @@ class PrefixWatch:
         origin = self._origins.get(key)
         if origin is None:
             if len(self._origins) >= MOST_ORIGINS:
-                self._origins.clear()  # those in the tree stay alive
+                self._origins.clear()  # origins in the tree stay alive
             origin = self._origins[key] = Origin(
                 model=model[:LONGEST_MODEL],
                 adapter=None if resolved.adapter is None else resolved.adapter[:LONGEST_MODEL],
@@ -124,7 +124,7 @@ class PrefixWatch:
 
 
 def sampled_keys(edge: TreeEdge) -> bytes:
-    """Return the keys of an edge that are looked up: some evenly over it, the last among them; none of text chunks."""
+    """Return an edge's sampled keys for a lookup: evenly spaced, including the last. Text chunks have none."""
     if not edge.origin.indexed:
         return b""
     count = min(edge.blocks, LOOKUPS_PER_EDGE)
@@ -141,11 +141,11 @@ def prefix_nodes(
     name_of: Callable[[bytes], str],
     text_of: Callable[[TreeEdge], str | None],
 ) -> Iterator[PrefixNode]:
-    """Yield the tree's nodes; each may take a millisecond where hundreds of pods hold it.
+    """Yield the tree's nodes; each may take a millisecond if hundreds of pods hold it.
 
-    `holders`: for each key of `sampled_keys`, endpoint -> tier; None: the index cannot be read, nor are the pool's
-    `cached_blocks` known then. `unix_at` turns the tree's seconds into unix seconds. `name_of` makes a name of a key
-    that does not tell which prompt it stands for.
+    `holders` maps endpoint -> tier for each key of `sampled_keys`. It is None if the index is unreadable; the pool's
+    `cached_blocks` are then unknown, too. `unix_at` converts the tree's seconds to unix seconds. `name_of` turns a key
+    into a name that does not reveal its prompt.
     """
     at = 0
     for edge in view.edges:
@@ -176,14 +176,14 @@ def prefix_nodes(
 
 
 def index_state(view: TreeView, holders: Sequence[Mapping[str, str]] | None) -> str:
-    """Return whether the index says who holds what: ok, unavailable, or no-tokens where all prompts are text chunks."""
+    """Return whether the index shows holders: ok, unavailable, or no-tokens if all prompts are text chunks."""
     if holders is None:
         return "unavailable"
     return "ok" if any(edge.origin.indexed for edge in view.edges) or not view.edges else "no-tokens"
 
 
 def _holders(edge: TreeEdge, found: Sequence[Mapping[str, str]]) -> list[HolderState]:
-    """Return who holds how much of an edge, as far as the blocks that were looked up tell; most first."""
+    """Return the holders of an edge, estimated from its sampled blocks, largest first."""
     alike: dict[int, tuple[Mapping[str, str], int]] = {}  # blocks with the same holders are the same mapping
     for held in found:
         alike[id(held)] = held, alike.get(id(held), (held, 0))[1] + 1

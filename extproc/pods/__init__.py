@@ -1,1 +1,1 @@
-"""Endpoints as they are: what pods report, what is booked on them, how fast they have shown themselves to be."""
+"""Endpoints: their reports, their booked requests, and their measured speeds."""

@@ -1,4 +1,4 @@
-"""Bookings: what this picker has sent to each endpoint and has not seen the end of, in requests and in tokens."""
+"""Bookings: this picker's in-flight requests at each endpoint, and their tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +10,9 @@ import msgspec
 
 from kvmesh.pods.pod_report import EndpointLoad
 
-ON_THE_WAY_SECONDS = 0.02  # from a pick until its request can wait at the pod
-ARRIVAL_SECONDS = 0.1  # from a pick until the pod's report shows its request: network, tokenizing, the running step
+ON_THE_WAY_SECONDS = 0.02  # from a pick until its request can be in the pod's queue
+MOST_SEQUENCES = 1_024  # of one request: as many as engines run at once (vLLM's max_num_seqs)
+ARRIVAL_SECONDS = 0.1  # from a pick until the pod's report shows the request: network, tokenizing, the running step
 
 
 class Booking(msgspec.Struct, kw_only=True, eq=False):
@@ -19,10 +20,13 @@ class Booking(msgspec.Struct, kw_only=True, eq=False):
 
     endpoint: str
     booked_at: float  # monotonic seconds
-    uncached_tokens: int = 0  # of its prompt, expected to be computed there
-    context_tokens: int = 0  # of its prompt altogether
-    queued_tokens: float = 0.0  # of the uncached ones, those not computed yet, by estimate
-    promised: str = ""  # its class, where that is promised an inter-token time
+    uncached_tokens: int = 0  # of its prompt, to be computed there
+    context_tokens: int = 0  # of its whole prompt
+    queued_tokens: float = 0.0  # uncached tokens not computed yet, estimated
+    promised: str = ""  # its class, if the class has an inter-token target
+    sequences: int = 1  # as the pod counts requests: one for each choice of each prompt
+    is_engines: bool = False  # its engine should be working on it: it is not refused, and has no media to fetch
+    is_cut: bool = False  # Envoy answered in the place of the pod
 
 
 NONE_PROMISED: Mapping[str, int] = {}
@@ -31,43 +35,35 @@ NONE_PROMISED: Mapping[str, int] = {}
 class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The open bookings of one endpoint."""
 
-    requests: int = 0
-    uncached_tokens: float = 0.0  # expected not to be computed yet
+    requests: int = 0  # as the pod counts them: one for each choice of each prompt
+    uncached_tokens: float = 0.0  # not computed yet, estimated
     context_tokens: int = 0
-    filled_tokens: float = 0.0  # computed there of late, open or not: what has filled its cache; fades
-    promised: Mapping[str, int] = NONE_PROMISED  # requests by class, of classes with a promised inter-token time
+    filled_tokens: float = 0.0  # computed there recently, by open and ended requests: they fill its cache; decays
+    promised: Mapping[str, int] = NONE_PROMISED  # requests by class, only of classes with an inter-token target
 
 
 NO_BOOKINGS = EndpointTotals()
 
 
 class Bookings:
-    """All open bookings by endpoint, in the order in which they were made."""
+    """All open bookings by endpoint, oldest first."""
 
     def __init__(self, *, tokens_per_second: float = 8000.0, fill_seconds: float = 60.0) -> None:
-        """Until `prefill_rate` is called, an endpoint computes `tokens_per_second`.
-
-        What it has computed fades to a third in `fill_seconds`.
-        """
+        """Set the prefill rate until `prefill_rate` is called, and the decay of `filled_tokens` (to 1/e)."""
+        self.tokens_per_second = tokens_per_second  # the prefill rate of an endpoint, measured or configured
         self._fill_seconds = fill_seconds
         self._endpoints: dict[str, _EndpointBookings] = {}
         self._rates: dict[str, float] = {}
-        self._tokens_per_second = tokens_per_second
-
-    @property
-    def tokens_per_second(self) -> float:
-        """How fast an endpoint computes prompts, as far as is known."""
-        return self._tokens_per_second
 
     def reconfigure(self, *, tokens_per_second: float) -> None:
-        """Expect another rate until one was measured."""
+        """Set the prefill rate to use until one was measured."""
         if not self._rates:
-            self._tokens_per_second = tokens_per_second
+            self.tokens_per_second = tokens_per_second
             for booked in self._endpoints.values():
                 booked.tokens_per_second = tokens_per_second
 
     def forget(self, endpoint: str) -> bool:
-        """Forget an endpoint that is gone; return False, and keep it, while anything is booked there."""
+        """Forget an endpoint that is gone; keep it and return False while it has open bookings."""
         booked = self._endpoints.get(endpoint)
         if booked is not None and booked.open:
             return False
@@ -76,11 +72,19 @@ class Bookings:
         return True
 
     def book(
-        self, endpoint: str, *, now: float, uncached_tokens: int = 0, context_tokens: int = 0, promised: str = ""
+        self,
+        endpoint: str,
+        *,
+        now: float,
+        uncached_tokens: int = 0,
+        context_tokens: int = 0,
+        promised: str = "",
+        sequences: int = 1,
     ) -> Booking:
         """Count one more request on the endpoint; every booking must be released exactly once.
 
-        `promised`: its class, where that is promised an inter-token time.
+        `promised`: its class, if the class has an inter-token target. `sequences`: the answers to be generated; no
+        more than MOST_SEQUENCES count, as a pod refuses absurd numbers only after it was booked.
         """
         booking = Booking(
             endpoint=endpoint,
@@ -89,14 +93,16 @@ class Bookings:
             context_tokens=context_tokens,
             queued_tokens=float(uncached_tokens),
             promised=promised,
+            sequences=min(sequences, MOST_SEQUENCES),
         )
         booked = self._endpoints.get(endpoint)
         if booked is None:
             booked = self._endpoints[endpoint] = _EndpointBookings(
-                drained_at=now, filled_at=now, tokens_per_second=self._tokens_per_second
+                drained_at=now, filled_at=now, tokens_per_second=self.tokens_per_second
             )
         booked.drain(now)
         booked.open[booking] = None
+        booked.sequences += booking.sequences
         booked.context_tokens += context_tokens
         if promised:
             booked.promised[promised] = booked.promised.get(promised, 0) + 1
@@ -110,9 +116,10 @@ class Bookings:
         return booking
 
     def release(self, booking: Booking) -> None:
-        """Forget the booking; raise KeyError if it was released before."""
+        """Remove the booking; raise KeyError if it was released before."""
         booked = self._endpoints[booking.endpoint]
         del booked.open[booking]
+        booked.sequences -= booking.sequences
         booked.context_tokens -= booking.context_tokens
         if booking.promised:
             booked.promised[booking.promised] -= 1
@@ -122,24 +129,24 @@ class Bookings:
             booked.computed(booking)
 
     def reported(self, endpoint: str, load: EndpointLoad, *, first_token_seconds: float = 0.0) -> None:
-        """Take from a report what is computed and what is not: vLLM goes by arrival, and fills its steps.
+        """Correct the estimated queue by a report: vLLM computes prompts in order of arrival, and fills its steps.
 
-        - As many prompts are computed, the oldest first, as the pod has counted first tokens.
-        - Those that wait there came last, and nothing of them is computed. A rate that is believed a little too high
-          would lose sight of them.
-        - What was sent before those is computed, unless it may be in the running step: one prompt, of which the largest
-          is left, and all that was sent so short a time ago; `first_token_seconds` is what requests take there of late.
-          A rate that is believed too low would pile up in the books.
+        - Each first token that the pod has counted marks the oldest prompt as computed.
+        - The waiting requests came last, and nothing of them is computed. An estimated rate slightly too high would
+          lose them.
+        - Prompts sent before those are computed, except the running step: the largest one, and all prompts sent within
+          the recent TTFT (`first_token_seconds`, at least ARRIVAL_SECONDS). An estimated rate too low would let them
+          pile up.
 
-        Where others send requests there, too, ours are taken for as large a part of those that were counted, and of
-        those that wait, as of all that are open; by the last rule all that wait may be ours.
+        If others send requests there, too, our share of the counted and of the waiting requests is our share of the
+        open ones; for the last rule all waiting ones may be ours.
         """
         booked = self._endpoints.get(endpoint)
         if booked is None:
             return
         booked.drain(load.reported_at)
         reported = load.unfinished_requests
-        ours = min(len(booked.open) / reported, 1.0) if reported else 1.0
+        ours = min(booked.sequences / reported, 1.0) if reported else 1.0
         waiting = round(load.waiting_requests * ours)
         booked.counted(load.first_token_count, ours=ours, waiting=waiting)
         booked.put_back(waiting, booked_before=load.reported_at - ON_THE_WAY_SECONDS)
@@ -154,7 +161,7 @@ class Bookings:
                 booked.computed(booking)
 
     def booked_since(self, endpoint: str, *, since: float) -> int:
-        """Count the open bookings made from `since` on: what the pod's last report cannot show yet."""
+        """Count the sequences booked from `since` on: the pod's last report cannot show them yet."""
         booked = self._endpoints.get(endpoint)
         if booked is None:
             return 0
@@ -162,27 +169,32 @@ class Bookings:
         for booking in reversed(booked.open):  # newest first: these are few
             if booking.booked_at < since:
                 break
-            count += 1
+            count += booking.sequences
         return count
 
-    def totals(self, endpoint: str, *, now: float, others_tokens: float | None = None) -> EndpointTotals:
-        """Return what is open there; uncached tokens shrink at the endpoint's rate, oldest first.
+    def sent_since(self, endpoint: str, since: float) -> list[Booking]:
+        """Return the open bookings from `since` on."""
+        booked = self._endpoints.get(endpoint)
+        return [] if booked is None else [booking for booking in booked.open if booking.booked_at >= since]
 
-        `others_tokens`: what other replicas have waiting there; the endpoint's rate is shared with it from then on.
+    def totals(self, endpoint: str, *, now: float, others_tokens: float | None = None) -> EndpointTotals:
+        """Return the endpoint's totals; uncached tokens shrink at its prefill rate, oldest first.
+
+        `others_tokens`: uncached tokens of other replicas there; from now on they share the endpoint's rate.
         """
         booked = self._endpoints.get(endpoint)
         if booked is None:
             return NO_BOOKINGS
-        if booked.queued:  # else a booking does it before anything is
+        if booked.queued:  # an empty queue is drained by the next booking
             booked.drain(now)
         if others_tokens is not None:
             booked.others_tokens = others_tokens
         filled = booked.filled_tokens
-        if filled:  # as `faded` has it: this is asked for each endpoint at each pick
+        if filled:  # `faded` inlined: this runs for each endpoint at each pick
             since = booked.filled_at - now
             filled *= exp((since if since < 0.0 else 0.0) / self._fill_seconds)
         return EndpointTotals(
-            requests=len(booked.open),
+            requests=booked.sequences,
             uncached_tokens=booked.queued_tokens,
             context_tokens=booked.context_tokens,
             filled_tokens=filled,
@@ -190,34 +202,34 @@ class Bookings:
         )
 
     def all_totals(self, *, now: float) -> Mapping[str, EndpointTotals]:
-        """Return what is open on each endpoint that has any booking, as it is sent to the other replicas."""
+        """Return the totals of each endpoint with open bookings, to share with the other replicas."""
         return {endpoint: self.totals(endpoint, now=now) for endpoint, booked in self._endpoints.items() if booked.open}
 
     def emptied(self, endpoint: str) -> None:
-        """Note that the endpoint's cache is empty: it is another process."""
+        """Note that the endpoint has restarted: its cache is empty."""
         booked = self._endpoints.get(endpoint)
         if booked is not None:
             booked.filled_tokens = 0.0
 
     def by_endpoint(self) -> Mapping[str, int]:
-        """Count the open bookings of each endpoint that has any."""
+        """Count the open bookings of each endpoint, without endpoints that have none."""
         return {endpoint: len(booked.open) for endpoint, booked in self._endpoints.items() if booked.open}
 
     def prefill_rate(self, endpoint: str, *, tokens_per_second: float, now: float) -> None:
-        """Take how fast the endpoint computes prompts when it has enough to do.
+        """Set the measured prefill rate of one endpoint under load.
 
-        The median of all counts for each: a rate is learned under load only, and a pod that is thought slow gets none.
+        Each endpoint uses the median of all: a rate is measured only under load, and a seemingly slow pod gets none.
         """
         self._rates[endpoint] = tokens_per_second
-        self._tokens_per_second = median(self._rates.values())
+        self.tokens_per_second = median(self._rates.values())
         for booked in self._endpoints.values():
             booked.drain(now)
-            booked.tokens_per_second = self._tokens_per_second
+            booked.tokens_per_second = self.tokens_per_second
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _EndpointBookings:
-    """One endpoint: its open bookings, oldest first, and the prompts among them that wait to be computed."""
+    """One endpoint's open bookings, oldest first, and the prompts among them that are not computed yet."""
 
     drained_at: float
     filled_at: float
@@ -225,31 +237,32 @@ class _EndpointBookings:
     open: dict[Booking, None] = field(default_factory=dict)
     queued: dict[Booking, None] = field(default_factory=dict)
     queued_tokens: float = 0.0
-    others_tokens: float = 0.0  # of other replicas, waiting there too
+    others_tokens: float = 0.0  # uncached tokens of other replicas there
+    sequences: int = 0
     context_tokens: int = 0
     promised: dict[str, int] = field(default_factory=dict)
     filled_tokens: float = 0.0
     first_token_count: int | None = None  # of the last report
-    early: float = 0.0  # prompts that were taken for computed before the pod counted their first tokens
+    early: float = 0.0  # prompts considered computed before the pod counted their first tokens
 
     def counted(self, first_token_count: int, *, ours: float, waiting: int) -> None:
-        """Take the pod's count; of those that wait there none is computed."""
+        """Mark as many of our oldest prompts computed as the pod has counted; the last `waiting` ones are not."""
         last, self.first_token_count = self.first_token_count, first_token_count
         if last is None:
             return
-        if first_token_count < last:  # another process
+        if first_token_count < last:  # the pod has restarted
             self.early = 0.0
             return
         self.early -= (first_token_count - last) * ours
         while self.early <= -1.0 and len(self.queued) > waiting:
             self.computed(next(iter(self.queued)))
-        if self.early <= -1.0:  # of prompts that are not in the books; a part of one, as our share may be, adds up
+        if self.early <= -1.0:  # first tokens of requests without a booking; fractions of one add up
             self.early = 0.0
-        # a request that has ended was counted by now, or never will be: its client had left
+        # an ended request has been counted by now, or never will be: its client left
         self.early = min(self.early, float(len(self.open) - len(self.queued)))
 
     def put_back(self, newest: int, *, booked_before: float) -> None:
-        """Put the prompts of so many of those that were booked last, but before then, back as a whole."""
+        """Mark the `newest` last bookings made until `booked_before` as wholly uncomputed again."""
         has_changed = False
         for booking in reversed(self.open):
             if newest <= 0:
@@ -266,11 +279,11 @@ class _EndpointBookings:
             self.queued_tokens = sum(booking.queued_tokens for booking in queued)
 
     def computed(self, booking: Booking) -> None:
-        """Take a prompt for computed, which that of a request that has ended is."""
+        """Mark a prompt as computed; the prompt of an ended request counts as computed, too."""
         if booking in self.queued:
             del self.queued[booking]
             self.early += 1.0
-            # a sum of floats drifts: nothing queued is exactly nothing
+            # float sums drift: reset to exactly 0 when nothing is queued
             self.queued_tokens = self.queued_tokens - booking.queued_tokens if self.queued else 0.0
             booking.queued_tokens = 0.0
 
@@ -278,11 +291,11 @@ class _EndpointBookings:
         return self.filled_tokens * exp(min(self.filled_at - now, 0.0) / fill_seconds)
 
     def drain(self, now: float) -> None:
-        """Take the oldest prompts for computed at the endpoint's rate: pods report no token counts of their queue."""
+        """Mark the oldest prompts computed at the endpoint's rate: pods do not report the tokens of their queue."""
         computed = (now - self.drained_at) * self.tokens_per_second
         self.drained_at = max(now, self.drained_at)
         if self.others_tokens > 0 and self.queued_tokens > 0 and computed > 0:
-            # one pod computes for all: each replica that took its whole rate for itself would think it idle too soon
+            # replicas share the pod's rate: with the whole rate, each would think the pod idle too soon
             ours = computed * self.queued_tokens / (self.queued_tokens + self.others_tokens)
             self.others_tokens = max(self.others_tokens - (computed - ours), 0.0)
             computed = ours

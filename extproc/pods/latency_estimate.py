@@ -1,12 +1,12 @@
-"""How long a request would wait for its first token, without a trained model: moving averages of what pods count.
+"""TTFT estimates without a trained model: moving averages of pods' counters.
 
-An endpoint without samples of its own is taken for the pool's median, and before there is one the policy's rate
-counts. An estimate without new samples drifts back there within a minute or two, so that a pool that sheds every
-request recovers although it gets no samples. Pure; times are arguments, monotonic seconds.
+An endpoint without samples gets the pool's median, or the policy's rate while there is none. Without new
+samples an estimate drifts back there within a minute or two, so that a pool that sheds every request, and so gets no
+samples, recovers. Pure; times are arguments, monotonic seconds.
 
     estimates.report(address, load, now=now)                    # each report, by the scraper's callback
     seconds = expected_ttft(candidate, estimates, now=now)      # choosing.room
-    estimates.promised(address, seconds=seconds)                # after the answer: what the error is measured by
+    estimates.promised(address, seconds=seconds)                # after the decision: to measure the error later
     ahead = estimates.drain_seconds(tokens, requests)           # the picker's own queue; Retry-After
 """
 
@@ -20,35 +20,35 @@ from extproc.pods.endpoint_samples import LEAST_WEIGHT, MOST_SECONDS, EndpointPa
 from extproc.pods.step_times import StepTime, StepTimes
 from kvmesh.pods.pod_report import EndpointLoad
 
-BASE_SECONDS = 0.02  # what the shortest prompt takes, until one was measured: about one step
-UNCONFIRMED_SECONDS = 15.0  # half-life of samples
+BASE_SECONDS = 0.02  # prefill time of the shortest prompt until measured: about one step
+UNCONFIRMED_SECONDS = 15.0  # half-life of the samples' weight
 AGE_EVERY_SECONDS = 1.0
 
 
 class EstimateError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the estimates of one endpoint were off of late; moving means."""
+    """Recent error of one endpoint's TTFT estimates; moving means."""
 
     mean_seconds: float  # |predicted - real|
-    bias_seconds: float  # predicted - real: above 0 they are too pessimistic
+    bias_seconds: float  # predicted - real; too pessimistic above 0
     samples: int
 
 
 class LatencyEstimates:
-    """What each endpoint's next request must expect."""
+    """The expected speed of each endpoint."""
 
     def __init__(self, *, tokens_per_second: float = 8000.0) -> None:
-        """`tokens_per_second`: of prompts, at an endpoint of which nothing is known (policy)."""
+        """`tokens_per_second`: the policy's prefill rate, for endpoints without samples."""
         self._policy = Pace(base_seconds=BASE_SECONDS, seconds_a_token=1.0 / max(tokens_per_second, 1.0))
         self._pool = self._policy
         self._samples: dict[str, EndpointSamples] = {}
         self._paces: dict[str, EndpointPace] = {}
         self._unseen = _unseen(self._policy)
         self._aged_at: float | None = None
-        self._step: StepTime | None = None  # of the pool's pods; what was known once stays until it is known better
-        self.most_running = 0.0  # at an endpoint of the pool: the median of the most that each ran of late
+        self._step: StepTime | None = None  # fit over the pool's pods; stays until there is a better one
+        self.most_running = 0.0  # median of the endpoints' recent maxima of running requests
 
     def reconfigure(self, *, tokens_per_second: float) -> None:
-        """Expect another rate of endpoints of which nothing is known; what was measured stays."""
+        """Set the prefill rate of endpoints without samples; measurements stay."""
         before = self._policy
         self._policy = Pace(base_seconds=BASE_SECONDS, seconds_a_token=1.0 / max(tokens_per_second, 1.0))
         if self._pool == before:  # no endpoint has been measured yet
@@ -56,36 +56,36 @@ class LatencyEstimates:
             self._unseen = _unseen(self._pool)
 
     def report(self, endpoint: str, load: EndpointLoad, *, now: float) -> None:
-        """Take what the endpoint has counted since its last report."""
+        """Add the endpoint's counts since its last report."""
         samples = self._samples_of(endpoint)
         samples.report(load, prior=self._pool, step=self._step)
         self._paces[endpoint] = samples.pace(self._pool)
         self.age(now=now)
 
     def trend(self, endpoint: str, trend: EndpointTrend) -> None:
-        """Take how fast it computes prompts while some wait: what to expect where it counts no prefill times."""
+        """Take the prefill rate under load: the estimate for a pod that does not count prefill times."""
         self._samples_of(endpoint).trend_rate = trend.prefill_tokens_per_second
 
     def promised(self, endpoint: str, *, seconds: float) -> None:
-        """Note that a request goes there now and what TTFT it was expected to have.
+        """Note the expected TTFT of a request that is sent there now.
 
-        vLLM sends a stream's headers before its first token, so that the real TTFT is not seen here: as many first
-        tokens as the pod counts are compared with the oldest promises, mean with mean.
+        The picker does not see the real TTFT, as vLLM sends a stream's headers before its first token. So the mean TTFT
+        of the first tokens that the pod counts is compared with the mean of as many expectations, oldest first.
         """
         samples = self._samples.get(endpoint)
         if samples is not None:
             samples.promises.append(min(max(seconds, 0.0), MOST_SECONDS))
 
     def pace(self, endpoint: str) -> EndpointPace:
-        """Return what is expected of the endpoint: one look-up."""
+        """Return the endpoint's expected speed, in a single dict look-up."""
         return self._paces.get(endpoint, self._unseen)
 
     def ttft(
         self, endpoint: str, *, backlog_tokens: float, uncached_tokens: float, waiting_requests: float = 0.0
     ) -> float:
-        """Return the seconds to the first token of a request that is sent there now.
+        """Return the TTFT in seconds of a request that is sent there now.
 
-        `backlog_tokens` of prompts sent before are not computed yet; `waiting_requests` wait there for a place.
+        `backlog_tokens`: tokens of earlier prompts still to compute. `waiting_requests`: requests waiting for a slot.
         """
         pace = self._paces.get(endpoint, self._unseen)
         ahead = backlog_tokens * pace.backlog_seconds_a_token
@@ -94,9 +94,9 @@ class LatencyEstimates:
         return min(ahead + pace.prefill.seconds(uncached_tokens), MOST_SECONDS)
 
     def tokens_per_second(self, endpoint: str) -> float | None:
-        """Return how fast the endpoint computes many prompts by its own samples, or None before it has any.
+        """Return the endpoint's prefill rate under load by its own samples, or None without any.
 
-        What was computed while it always had prompts counts before what was computed while requests waited.
+        The busier it is, the more its peak throughput counts versus its trend.
         """
         samples = self._samples.get(endpoint)
         if samples is None:
@@ -109,9 +109,9 @@ class LatencyEstimates:
         return rate + samples.busy_share * (samples.peak - rate)
 
     def drain_seconds(self, tokens: float, requests: float, *, endpoints: Collection[str] | None = None) -> float:
-        """Return the time until so many queued requests with so many uncached tokens in all have been started.
+        """Return the seconds until a queue of `requests` with `tokens` uncached tokens in all has been started.
 
-        `endpoints`: those that take them; None: every one that has reported.
+        `endpoints`: the endpoints that serve the queue, or None for all that have reported.
         """
         paces = [self.pace(endpoint) for endpoint in (self._paces if endpoints is None else endpoints)]
         if not paces:
@@ -119,12 +119,12 @@ class LatencyEstimates:
         token_rate = sum(1.0 / pace.backlog_seconds_a_token for pace in paces)
         seen = [pace.queue_starts_a_second for pace in paces if pace.queue_starts_a_second is not None]
         by_requests = 0.0
-        if seen and (rate := sum(seen) * len(paces) / len(seen)) > 0.0:  # the others are taken to be as fast
+        if seen and (rate := sum(seen) * len(paces) / len(seen)) > 0.0:  # the rest count as equally fast
             by_requests = requests / rate
         return min(max(tokens / token_rate, by_requests, 0.0), MOST_SECONDS)
 
     def errors(self) -> Mapping[str, EstimateError]:
-        """Return how far the estimates were off, by endpoint."""
+        """Return the estimates' error by endpoint."""
         return {
             endpoint: EstimateError(
                 mean_seconds=samples.error_seconds, bias_seconds=samples.bias_seconds, samples=samples.compared
@@ -134,7 +134,7 @@ class LatencyEstimates:
         }
 
     def age(self, *, now: float) -> None:
-        """Let estimates drift to the pool's median, once a second at most; each report does it, too."""
+        """Let estimates drift to the pool's median, at most once a second; each report calls this, too."""
         if self._aged_at is None:
             self._aged_at = now
         seconds = now - self._aged_at
@@ -159,7 +159,7 @@ class LatencyEstimates:
         self._step = StepTimes.sum_of(samples.streams.times for samples in self._samples.values()).fit(self._step)
 
     def forget(self, endpoint: str) -> None:
-        """Forget the endpoint: it is gone, or another process."""
+        """Forget an endpoint that is gone or has restarted."""
         self._samples.pop(endpoint, None)
         self._paces.pop(endpoint, None)
 
@@ -172,7 +172,6 @@ class LatencyEstimates:
 
 
 def _unseen(prior: Pace) -> EndpointPace:
-    """Return what is expected of an endpoint that has shown nothing."""
     return EndpointSamples().pace(prior)
 
 

@@ -1,4 +1,4 @@
-"""What moving caches between pods takes, learned from what the pods that fetch them report. Pure."""
+"""The cost of KV transfers between pods, learned from the reports of the fetching pods. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from kvmesh.pods.pod_report import EndpointLoad
 
 FADING_SECONDS = 60.0  # half-life of the sums
-LEAST_BYTES = 1.0  # moved, from which a rate means something
+LEAST_BYTES = 1.0  # a rate of fewer bytes means nothing
 
 
 @dataclass(slots=True)
@@ -19,12 +19,12 @@ class _Sums:
 
 @dataclass(slots=True)
 class LinkEstimates:
-    """How many bytes a token of cache has, and how fast they come to each pod."""
+    """KV bytes per token, and the transfer rate to each pod."""
 
     _pods: dict[str, _Sums] = field(default_factory=dict)
 
     def report(self, endpoint: str, load: EndpointLoad) -> None:
-        """Take what a pod has fetched since its last report."""
+        """Add the tokens, bytes and seconds that a pod has fetched since its last report."""
         sums = self._pods.get(endpoint)
         if sums is None or load.fetched_bytes < sums.last.fetched_bytes:  # new, or another process
             if load.fetched_bytes or sums is not None:
@@ -37,16 +37,17 @@ class LinkEstimates:
         sums.last = load
 
     def forget(self, endpoint: str) -> None:
-        """Forget a pod: it is gone, or another process."""
+        """Forget a pod that is gone or has restarted."""
         self._pods.pop(endpoint, None)
 
     def bytes_per_token(self, *, declared: float) -> float:
-        """Return the bytes of a token's cache: of all fetches, or what is declared until there are any."""
-        moved, tokens = sum(sums.moved_bytes for sums in self._pods.values()), self._tokens()
+        """Return the KV bytes per token over all fetches, or `declared` until there are any."""
+        moved = sum(sums.moved_bytes for sums in self._pods.values())
+        tokens = sum(sums.tokens for sums in self._pods.values())
         return moved / tokens if tokens >= 1.0 and moved >= LEAST_BYTES else declared
 
     def bytes_per_second(self, endpoint: str, *, declared: float) -> float:
-        """Return how fast caches come to a pod, each by itself: its own fetches, or the pool's, or what is declared."""
+        """Return the rate of a single fetch to a pod: its own mean, else the pool's, else `declared`."""
         own = self._pods.get(endpoint)
         for sums in ([own] if own is not None else [], list(self._pods.values())):
             moved, seconds = sum(each.moved_bytes for each in sums), sum(each.seconds for each in sums)
@@ -55,12 +56,9 @@ class LinkEstimates:
         return declared
 
     def seen(self) -> Mapping[str, float]:
-        """Return bytes a second by endpoint, of those that have fetched anything of late."""
+        """Return bytes per second by endpoint, for endpoints with recent fetches."""
         return {
             endpoint: sums.moved_bytes / sums.seconds
             for endpoint, sums in self._pods.items()
             if sums.moved_bytes >= LEAST_BYTES and sums.seconds > 0.0
         }
-
-    def _tokens(self) -> float:
-        return sum(sums.tokens for sums in self._pods.values())

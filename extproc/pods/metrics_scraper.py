@@ -1,13 +1,13 @@
-"""Scrapes every endpoint's /metrics and keeps the last load of each; one named task an endpoint.
+"""Scrapes every endpoint's /metrics and keeps the last load of each, in named tasks per endpoint.
 
-The picker reads `snapshot`. An endpoint that refuses connections is unreachable at once: nothing listens there. One
-that is slow or answers nonsense keeps its last report until that is stale, and its load is then unknown: never idle.
-Its /v1/models is read as well, when it has first answered and now and then: which models and LoRA adapters it serves,
-and how long a prompt may be. A pod that refuses to say so, as it wants a key, keeps the models that it has said.
-A report that stays the same although it says that requests run or wait is no report: its engine is stuck or dead.
-An endpoint that refused connections, is another process, or came later is new from its first report on (`ready_since`).
-Endpoints come and go while it runs (`set_endpoints`); those that may get no new requests are scraped until they are
-gone. A page that takes long to read waits for its turns (`page_turns`), within the same deadline as its pod.
+The picker reads `snapshot`. An endpoint that refuses connections is unreachable at once: nothing listens there. A slow
+or invalid answer keeps the last report until it is stale; then the load is unknown, which never counts as idle.
+/v1/models is read after the first answer and at intervals: the served models and LoRA adapters, and the context length.
+A pod that refuses this (it wants a key) keeps its last known models. A report that stays the same although requests run
+or wait does not count: the engine is stuck or dead. An endpoint that refused connections, restarted or came later is
+new from its first report on (`ready_since`). Endpoints come and go at run time (`set_endpoints`); closed ones (no new
+requests) are scraped until they are gone. A page that takes long to parse waits for its turns (`page_turns`), within
+the deadline of the pod's answer.
 """
 
 import asyncio
@@ -19,17 +19,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from extproc.pods.endpoint import (
-    EndpointStatus,
-    EndpointTrend,
-    Reachability,
-    parse_served_models,
-)
+from extproc.pods.endpoint import EndpointStatus, EndpointTrend, EndpointTrouble, Reachability, parse_served_models
 from extproc.pods.endpoint_samples import restarted
-from extproc.pods.endpoint_trouble import EndpointTrouble
-from extproc.pods.first_answers import FirstAnswers
 from extproc.pods.scrape_pace import IDLE_AFTER_SECONDS, ScrapePace
-from extproc.pods.scrape_target import ScrapeTarget
+from extproc.pods.scrape_target import FirstAnswers, ScrapeTarget
 from kvmesh.pods.engine_metrics import parse_load
 from kvmesh.pods.metrics_page import is_page, why_no_load
 from kvmesh.pods.page_steps import Steps
@@ -41,30 +34,30 @@ from kvmesh.pods.pod_report import EndpointLoad
 
 log = logging.getLogger(__name__)
 
-# a pod counts with each step: numbers that have changed after so long a time may stand still for so many times it again
+# after a pause of N s, allow 2 N s without change before calling the pod stuck: a busy pod counts with each step
 PAUSE_FACTOR = 2.0
 FROZEN = "/metrics stands still with {load.running_requests} requests running and {waiting} waiting"
-CATCH_UP_SECONDS = 2.0  # until the endpoints of a pool that was idle have all been scraped again
-KEPT_PAGE_BYTES = 1 << 18  # of a page, to know it again; a longer one is read each time
-MODELS_INTERVAL_SECONDS = 5.0  # an adapter that a pod has just loaded is known this much later at most
-MODELS_AGAIN_SECONDS = 1.0  # at least, after an answer: counters that always go back are no new process each time
+CATCH_UP_SECONDS = 2.0  # until all endpoints of a pool that was idle have been scraped again
+KEPT_PAGE_BYTES = 1 << 18  # longest page kept to recognize an unchanged one; a longer page is parsed each time
+MODELS_INTERVAL_SECONDS = 5.0  # bounds the delay until a newly loaded adapter is known
+MODELS_AGAIN_SECONDS = 1.0  # least pause after an answer: a pod whose counters keep resetting is not read each time
 
 
 class PageReader(Protocol):
-    """Reads more of the pages than the load; see `endpoint_telemetry.LatencyTelemetry`."""
+    """Reads more from the pages than the load; see `endpoint_telemetry.LatencyTelemetry`."""
 
     def page(self, endpoint: str, text: bytes, *, load: EndpointLoad) -> Steps[None]:
-        """Take a page and the load that it says. Raise UnreadablePageError."""
+        """Take a page and the load read from it. Raise UnreadablePageError."""
 
     def restarted(self, endpoint: str) -> None:
-        """Take note that the endpoint is another process: its counters begin anew."""
+        """Note that the endpoint has restarted: its counters were reset."""
 
     def forget(self, endpoint: str) -> None:
-        """Take note that the endpoint is gone."""
+        """Note that the endpoint is gone."""
 
 
 class MetricsScraper:
-    """The endpoints and what they last said; `run` keeps it fresh."""
+    """The endpoints and their last reports, kept fresh by `run`."""
 
     def __init__(
         self,
@@ -78,6 +71,7 @@ class MetricsScraper:
         reported: Callable[[str, EndpointLoad, EndpointTrend], None] | None = None,
         changed: Callable[[], None] | None = None,
         told: Callable[[], None] | None = None,
+        ranked: Callable[[str, tuple[int, ...]], None] = lambda *_: None,
         pace: ScrapePace | None = None,
         turns: PageTurns | None = None,
         pages: PageReader | None = None,
@@ -85,15 +79,15 @@ class MetricsScraper:
     ) -> None:
         """`pace`, `turns` and `key` are shared with the other pools' scrapers; `pages` gets all good pages.
 
-        `restarted` is called for each endpoint that is another process now, `reported` for each report, and `changed`
-        for each scrape that gave none: the endpoint may be unknown or unreachable now. `told` is called when all
-        endpoints that are new have been asked for their models.
+        `restarted` is called for each restarted endpoint, `reported` for each report, and `changed` for each failed
+        scrape: the endpoint may now be unknown or unreachable. `told` is called when all new endpoints have been asked
+        for their models. `ranked`: see `ScrapeTarget.own_page`.
         """
-        self._reported, self._changed = reported, changed
+        self._reported, self._changed, self._ranked = reported, changed, ranked
         self._models_interval_seconds = models_interval_seconds
         self._restarted = restarted
         self._pages = pages
-        self._learned_adapters: Mapping[str, str] = {}
+        self.learned_adapters: Mapping[str, str] = {}  # LoRA adapter -> base model, as reported by the pods
         self._key = key
         self._timeout_seconds = timeout_seconds
         self._targets = {address: self._target(address) for address in addresses}
@@ -108,25 +102,25 @@ class MetricsScraper:
             self._pace.busy += len(self._targets)
         self._asked_at = float("-inf")  # monotonic seconds of the last snapshot
         self._busy = asyncio.Event()
-        self._catching_up = float("-inf"), 0.0  # until when reports of the idle time count, and for how long
+        self._catching_up = float("-inf"), 0.0  # until when reports from the idle time count, and their stale age
         self._tasks: asyncio.TaskGroup | None = None
         self._stale_after_seconds = stale_after_seconds
         self._interval_seconds = interval_seconds
         self._set_pace()
 
     def set_endpoints(self, endpoints: Mapping[str, Reachability | None]) -> None:
-        """Know these endpoints from now on: address -> why it may get no new requests, None where it may."""
+        """Replace the endpoints: address -> why it may get no new requests, or None if it may."""
         for address in [address for address in self._targets if address not in endpoints]:
             self._remove(self._targets.pop(address))
         for address, closed in endpoints.items():
             target = self._targets.get(address)
             if target is not None and closed is None and target.closed is not None and target.is_silent:
-                self._remove(target)  # it was not up when it was looked at: look again now, not when its turn comes
+                self._remove(target)  # it was not up at its last scrape: scrape now, not when its turn comes
                 target = None
             if target is None:
                 target = self._targets[address] = self._target(address)
                 target.is_new = self._tasks is not None
-                if target.is_new:  # also before it reports: whole queues may wait for the first pod
+                if target.is_new:  # even before its first report: a whole queue may wait for the first pod
                     target.unknown = replace(target.unknown, ready_since=time.monotonic())
                 self._answers.expect(address)
                 self._count(1)
@@ -136,64 +130,55 @@ class MetricsScraper:
                 target.closed = None if closed is None else replace(target.unreachable, reachability=closed)
                 target.closed_since = time.monotonic()
                 target.refuses(refused=target.refused)
-        # in the order given: pages and ties go by it
+        # keep the given order: pages and ties depend on it
         self._targets = {address: self._targets[address] for address in endpoints}
         self._learn_adapters()
         self._set_pace()
 
     def reconfigure(self, *, stale_after_seconds: float) -> None:
-        """Believe reports for another time from now on."""
+        """Set the age at which reports become stale."""
         self._wanted_stale_seconds = stale_after_seconds
         self._set_pace()
 
     def snapshot(self, *, now: float) -> Sequence[EndpointStatus]:
-        """Return every endpoint as it is known at `now` (monotonic seconds)."""
+        """Return every endpoint's status at `now` (monotonic seconds), for a request: an idle pool wakes up."""
         self._asked_at = now
         if self._is_idle:
             self._set_busy()
         return [self._status(target, now) for target in self._targets.values()]
 
     def known(self, *, now: float) -> Sequence[EndpointStatus]:
-        """Return the same where no request depends on it: the pool stays idle if it is."""
+        """Return the same statuses without a request: an idle pool stays idle."""
         return [self._status(target, now) for target in self._targets.values()]
 
     @property
-    def learned_adapters(self) -> Mapping[str, str]:
-        """LoRA adapter -> its base model's name, as the pods say."""
-        return self._learned_adapters
-
-    @property
     def is_asking(self) -> bool:
-        """Whether an endpoint is new and has not been asked for its models yet."""
+        """Whether some new endpoint has not been asked for its models yet."""
         return not self._answers.is_complete
 
     async def first_scrapes(self) -> None:
-        """Wait until every endpoint was scraped once, with whatever outcome; each scrape has its deadline."""
+        """Wait until every endpoint was scraped once, successfully or not; each scrape has its deadline."""
         for target in tuple(self._targets.values()):
             await target.scraped.wait()
 
     async def first_answers(self) -> None:
-        """Wait until every endpoint that answers was asked for its models, for a scrape's deadline at most."""
+        """Wait until every responding endpoint was asked for its models, at most a scrape's deadline."""
         await self._answers.wait(seconds=self._timeout_seconds)
 
     def problems(self) -> dict[str, str]:
-        """Return what is wrong with each endpoint that did not report last time, or refuses to list its models."""
+        """Return the problem of each endpoint whose last scrape failed, or that refuses to list its models."""
         return {t.address: why for t in self._targets.values() if (why := t.last_problem or t.refusal) is not None}
 
     def troubles(self) -> Mapping[str, EndpointTrouble]:
-        """Return what keeps endpoints from serving, or their load from being known; most have nothing."""
+        """Return why endpoints get no requests or have an unknown load, only for endpoints with trouble."""
         return {
-            target.address: EndpointTrouble(
-                since=target.closed_since if target.closed is not None else target.problem_since,
-                problem=target.last_problem,
-                asked_every_seconds=self._interval_seconds,
-            )
+            target.address: trouble
             for target in self._targets.values()
-            if target.last_problem is not None or target.closed is not None
+            if (trouble := target.trouble(asked_every_seconds=self._interval_seconds)) is not None
         }
 
     def refusing(self) -> Collection[str]:
-        """Return the endpoints that refuse to list their models: they want a key, or another one."""
+        """Return the endpoints that refuse to list their models: they want a key, or a different one."""
         return [t.address for t in self._targets.values() if t.refusal is not None]
 
     async def run(self) -> None:
@@ -208,7 +193,7 @@ class MetricsScraper:
             self._tasks = None
 
     def close(self) -> None:
-        """Count no more for the others' pace; call it when `run` has ended."""
+        """Stop counting for the shared pace; call it after `run` has ended."""
         self._count(-len(self._targets))
 
     def _target(self, address: str) -> ScrapeTarget:
@@ -236,7 +221,6 @@ class MetricsScraper:
             self._pace.busy += more
 
     def _set_pace(self) -> None:
-        """Go by how many endpoints there are, and whether requests come."""
         pace = self._pace
         self._interval_seconds = pace.interval(self._wanted_interval_seconds, idle=self._is_idle)
         stale = self._wanted_stale_seconds
@@ -248,7 +232,7 @@ class MetricsScraper:
     def _set_busy(self) -> None:
         self._is_idle = False
         self._pace.busy += len(self._targets)
-        # what was reported in the idle time counts until there is something newer
+        # reports from the idle time count until newer ones come
         self._catching_up = self._asked_at + CATCH_UP_SECONDS, self._stale_after_seconds
         self._set_pace()
         self._busy.set()
@@ -263,7 +247,7 @@ class MetricsScraper:
             self._busy.clear()
         self._set_pace()
         seconds = _jittered(self._interval_seconds)
-        if not self._is_idle:  # else until requests come again
+        if not self._is_idle:  # an idle pool sleeps only until the next request
             await asyncio.sleep(seconds)
             return
         with suppress(TimeoutError):
@@ -283,7 +267,8 @@ class MetricsScraper:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 response = await target.page.get()
-                load = await self._load(target, response.body, asked_at) if is_page(response) else None
+                text = await target.own_page(response.body, ranked=self._ranked) if is_page(response) else b""
+                load = await self._load(target, text, asked_at) if text else None
             target.refuses(refused=False)
             if load is not None and target.load is not None and restarted(target.load, load):
                 self._is_another(target, began_anew=True)
@@ -292,11 +277,11 @@ class MetricsScraper:
                 self._answers.expect(target.address)
                 target.models_due.set()
             if load is None:
-                self._problem(target, f"its load is unknown: {why_no_load(response)}")
+                target.note_problem(f"its load is unknown: {why_no_load(response, target.page.path)}")
             else:
-                await self._take(target, load, response.body, asked_at)
-        except Exception as error:  # whatever one pod answers must not end the scraping of all
-            # nothing listens there; names that do not resolve or routes that fail say nothing of the pod
+                await self._take(target, load, text, asked_at)
+        except Exception as error:  # one pod's answer must not stop the scraping of all
+            # nothing listens there; DNS and routing errors say nothing about the pod
             refused = isinstance(error, ConnectionRefusedError)
             target.is_new = target.is_new or refused
             if refused and not target.refused:
@@ -304,16 +289,19 @@ class MetricsScraper:
             target.refuses(refused=refused)
             if target.must_ask:
                 self._answers.got(target.address)
-            self._problem(target, f"no load from /metrics: {str(error) or type(error).__name__}")
+            target.note_problem(f"no load from /metrics: {str(error) or type(error).__name__}")
         target.scraped.set()
         if self._changed is not None and target.last_problem is not None:
             self._changed()
 
     async def _take(self, target: ScrapeTarget, load: EndpointLoad, text: bytes, asked_at: float) -> None:
-        """Believe a report, unless its numbers stand still, and read the rest of its page."""
-        if (still := target.still_seconds(load)) > self._most_still_seconds(target):
+        if load.is_asleep:
+            target.sleeps()
+            return
+        most_still_seconds = max(self._stale_after_seconds, PAUSE_FACTOR * target.longest_pause_seconds)
+        if (still := target.still_seconds(load)) > most_still_seconds:
             target.ready = None
-            self._problem(target, FROZEN.format(load=load, waiting=load.unfinished_requests - load.running_requests))
+            target.note_problem(FROZEN.format(load=load, waiting=load.unfinished_requests - load.running_requests))
             return
         if still == 0.0:
             target.moved(load)
@@ -321,47 +309,34 @@ class MetricsScraper:
             target.is_new, target.ready_since = False, asked_at
             target.unknown = replace(target.unknown, ready_since=asked_at)
         target.load, target.text = load, text if len(text) <= KEPT_PAGE_BYTES else b""
-        self._ready(target, load)
+        trend = target.reports(load)
+        if self._reported is not None:
+            self._reported(target.address, load, trend)
         if self._pages is not None:
             async with asyncio.timeout(self._timeout_seconds):
                 await self._turns.read(self._pages.page(target.address, text, load=load))
-        self._problem(target, None)
+        target.note_problem(None)
 
     async def _load(self, target: ScrapeTarget, text: bytes, asked_at: float) -> EndpointLoad | None:
-        """Read the load; a page that says what the last report said is not read again."""
+        """Read the load; an unchanged page is not parsed again."""
         if target.load is not None and text == target.text:
             return replace(target.load, reported_at=asked_at)
-        return await self._turns.read(parse_load(text, reported_at=asked_at))
-
-    def _most_still_seconds(self, target: ScrapeTarget) -> float:
-        return max(self._stale_after_seconds, PAUSE_FACTOR * target.longest_pause_seconds)
-
-    def _ready(self, target: ScrapeTarget, load: EndpointLoad) -> None:
-        trend = target.trends.report(load)
-        target.ready = EndpointStatus(
-            address=target.address,
-            reachability=Reachability.READY,
-            load=load,
-            trend=trend,
-            models=target.models,
-            ready_since=target.ready_since,
-        )
-        if self._reported is not None:
-            self._reported(target.address, load, trend)
+        load = await self._turns.read(parse_load(text, reported_at=asked_at))
+        return replace(load, is_dealt=True) if load is not None and target.is_dealt else load
 
     def _is_another(self, target: ScrapeTarget, *, began_anew: bool = False) -> None:
-        """Take it for another process; `began_anew`: by its counters, and not because it has refused a connection."""
-        target.models = None
+        """Treat the endpoint as restarted; `began_anew`: its counters show it, not just a refused connection."""
+        target.lists(None)
         target.is_new = target.must_ask = True
         target.longest_pause_seconds = 0.0
-        # not for a refusal alone: were it the same process after all, all that it has ever counted would count again
+        # not for a refusal alone: if it is the same process after all, its whole counters would count a second time
         if began_anew and self._pages is not None:
             self._pages.restarted(target.address)
         if self._restarted is not None:
             self._restarted(target.address)
 
     async def _keep_models(self, target: ScrapeTarget) -> None:
-        await target.scraped.wait()  # and its connection is there
+        await target.scraped.wait()  # by now its connection is open
         while True:
             target.models_due.clear()
             has_answered = await self._read_models(target)
@@ -374,30 +349,27 @@ class MetricsScraper:
                     await target.models_due.wait()
 
     async def _read_models(self, target: ScrapeTarget) -> bool:
-        """Keep what was known where the pod does not answer; where it does not say, every model may be there.
+        """Read /v1/models and return whether the pod answered.
 
-        Return whether it has answered.
+        Without an answer the known models stay. After an answer without models, any model may be served.
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 response = await target.http.get("/v1/models", max_body_bytes=MAX_MODELS_BYTES)
-        except Exception as error:  # whatever one pod answers must not end the scraping of all
+        except Exception as error:  # one pod's answer must not stop the scraping of all
             log.debug("no models from /v1/models: %s", error, extra={"endpoint": target.address})
             return False
-        self._refused(target, why_refused(response.status, shows_key=self._key is not None))
+        target.note_refusal(why_refused(response.status, shows_key=self._key is not None))
         if target.refusal is not None:
             return True
         models = parse_served_models(response.body) if response.status == 200 else None
-        if models != target.models:
-            target.models = models
-            target.unknown = replace(target.unknown, models=models)
-            if target.ready is not None:
-                target.ready = replace(target.ready, models=models)
+        if models is None or models != target.models:  # None also for a new process, whose adapters are still known
+            target.lists(models)
             self._learn_adapters()
         return True
 
     def _learn_adapters(self) -> None:
-        self._learned_adapters = {
+        self.learned_adapters = {
             adapter: base
             for other in self._targets.values()
             if other.models is not None
@@ -412,26 +384,6 @@ class MetricsScraper:
         if load is None or ready is None or load.is_stale(now=now, limit_seconds=self._stale_after_seconds):
             return target.unknown
         return ready
-
-    def _refused(self, target: ScrapeTarget, refusal: str | None) -> None:
-        if refusal == target.refusal:
-            return
-        target.refusal = refusal
-        if refusal is None:
-            log.info("endpoint lists its models", extra={"endpoint": target.address})
-        else:
-            log.warning("endpoint does not list its models: %s", refusal, extra={"endpoint": target.address})
-
-    def _problem(self, target: ScrapeTarget, problem: str | None) -> None:
-        if problem == target.last_problem:
-            return
-        if target.last_problem is None:
-            target.problem_since = time.monotonic()
-        target.last_problem = problem
-        if problem is None:
-            log.info("endpoint reports its load", extra={"endpoint": target.address})
-        else:
-            log.warning("endpoint: %s", problem, extra={"endpoint": target.address})
 
 
 def _jittered(seconds: float) -> float:

@@ -1,9 +1,8 @@
-"""What one more stream does to the inter-token time on a pod: learned from pods' own counters, without training. Pure.
+"""The cost of one more stream in inter-token time on a pod: learned from pods' own counters, without training. Pure.
 
-A step's time grows with the streams in it, with the context that they attend to, and with the prompt tokens that are
-computed beside them. `StepTimes` keeps sums over (streams, context, prompt tokens, mean inter-token time) of reports,
-in which old ones fade: `fit` solves for all three, `line` for the streams alone. Before the reports differ enough to
-show what a stream costs, nothing is known.
+A step's time grows with its streams, their context, and the prompt tokens computed in the same step. `StepTimes` keeps
+decaying sums over (streams, context, prompt tokens, mean inter-token time) of reports: `fit` solves for all three,
+`line` for the streams alone. The result is unknown until the reports differ enough to show the cost of a stream.
 """
 
 from collections.abc import Iterable
@@ -14,30 +13,30 @@ from typing import Self
 import msgspec
 
 HALF_LIFE_SECONDS = 600.0
-LEAST_TOKENS = 200.0  # from which a line means something
-LEAST_SPREAD = 0.15  # standard deviation of the running requests as a share of their mean, likewise
-FAR = 4.0  # times the most that was seen to run: beyond that the line says nothing
-PRIOR_TOKENS = 1000.0  # samples that what was known before counts as
-# how far streams, context tokens and prompt tokens of a step usually are from their means: what the prior is worth
+LEAST_TOKENS = 200.0  # a line through fewer samples means nothing
+LEAST_SPREAD = 0.15  # standard deviation / mean of the running requests; below, the slope means nothing
+FAR = 4.0  # times the most streams seen; the line says nothing beyond
+PRIOR_TOKENS = 1000.0  # weight of the prior, in samples
+# typical deviation of a step's streams, context tokens and prompt tokens from their means: weights the prior
 SPREADS = (4.0, 10_000.0, 100.0)
-MOST_SECONDS = 10.0  # a token; more is nonsense, as are more streams or tokens than the next
+MOST_SECONDS = 10.0  # per token; more is nonsense, as are counts above MOST_COUNT
 MOST_COUNT = 1e9
 _FACTORS = 3
 _PAIRS = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a step takes: seconds a token of each stream in it."""
+    """The time of a step, which gives each of its streams one token."""
 
-    alone_seconds: float  # however little is in it
+    alone_seconds: float  # of an empty step
     seconds_a_stream: float
     seconds_a_context_token: float  # of all streams together
-    seconds_a_prompt_token: float  # computed in the step beside them
-    most_streams: float  # that were seen together, and as much context: far beyond, nothing is known
+    seconds_a_prompt_token: float  # computed in the same step
+    most_streams: float  # the most seen together; the model stops at FAR times this and the next
     most_context_tokens: float
 
     def seconds(self, *, streams: float, context_tokens: float, prompt_tokens: float = 0.0) -> float:
-        """Return the inter-token time with so much in a step; far beyond what was seen it is too short."""
+        """Return the inter-token time of a step with this content; too short for far more than was ever seen."""
         return (
             self.alone_seconds
             + self.seconds_a_stream * min(streams, FAR * self.most_streams)
@@ -48,18 +47,18 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(slots=True, eq=False)
 class StepTimes:
-    """Weighted sums; a token is one sample."""
+    """Decaying weighted sums; each token is one sample."""
 
     half_life_seconds: float = HALF_LIFE_SECONDS
-    most_running: float = 0.0  # on one pod, of late
+    most_running: float = 0.0  # on one pod; decays
     most_context_tokens: float = 0.0
     _weight: float = 0.0
-    _means: list[float] = field(default_factory=lambda: [0.0] * (_FACTORS + 1))  # x weight; the last: seconds a token
-    _products: list[float] = field(default_factory=lambda: [0.0] * len(_PAIRS))  # of each two factors
+    _means: list[float] = field(default_factory=lambda: [0.0] * (_FACTORS + 1))  # x weight; the last: seconds per token
+    _products: list[float] = field(default_factory=lambda: [0.0] * len(_PAIRS))  # of each pair of factors
     _with_seconds: list[float] = field(default_factory=lambda: [0.0] * _FACTORS)  # of each factor and the time
 
     def fade(self, seconds: float) -> None:
-        """Let what is known count for less after so many seconds."""
+        """Decay all sums by the time passed."""
         share = 0.5 ** (seconds / self.half_life_seconds)
         self._weight *= share
         self._means = [value * share for value in self._means]
@@ -77,10 +76,9 @@ class StepTimes:
         context_tokens: float = 0.0,
         prompt_tokens: float = 0.0,
     ) -> None:
-        """Take what one pod has counted between two reports: its mean inter-token time while so many ran.
+        """Add one pod's counts between two reports: `tokens`, their mean time, and the mean of running requests.
 
-        `context_tokens` are those of all streams together, `prompt_tokens` those computed in a step. A sample that
-        cannot be is left out.
+        `context_tokens`: of all streams together. `prompt_tokens`: computed per step. Impossible samples are ignored.
         """
         factors = running, context_tokens, prompt_tokens
         if not all(0.0 <= count <= MOST_COUNT for count in (*factors, tokens)) or not tokens:
@@ -99,7 +97,7 @@ class StepTimes:
 
     @classmethod
     def sum_of(cls, parts: Iterable["StepTimes"]) -> Self:
-        """Return the samples of several pods as those of one."""
+        """Return the merged samples of several pods."""
         whole = cls()
         for part in parts:
             whole.most_running = max(whole.most_running, part.most_running)
@@ -111,9 +109,9 @@ class StepTimes:
         return whole
 
     def line(self, known: tuple[float, float] | None = None) -> tuple[float, float] | None:
-        """Return the seconds a token of a pod that runs nothing else, and what one more stream adds; None: unknown.
+        """Return the seconds per token without streams and the seconds that each stream adds, or None if unknown.
 
-        `known`: what it was before. Reports that are all alike change its level, and not what a stream adds.
+        `known`: the previous line. Reports that do not differ enough shift its level but keep its slope.
         """
         if self._weight < LEAST_TOKENS:
             return known
@@ -129,11 +127,10 @@ class StepTimes:
         return max(seconds - slope * mean, 0.0), slope
 
     def fit(self, prior: StepTime | None) -> StepTime | None:
-        """Return what the samples say, and what was known before where they say little; None: unknown.
+        """Fit the step time to the samples and the prior; None if both say too little.
 
-        Least squares, in which what was known before (of the pod's pool) counts as some samples, so that reports that
-        are all alike change the level and not what a stream costs. Nothing costs less than nothing: a factor that would
-        is left out.
+        Least squares. The prior (from the pool) counts as PRIOR_TOKENS samples, so that uniform reports shift the level
+        but not the cost of a stream. No cost is negative: such a factor is left out.
         """
         if prior is None and self.line() is None:
             return None
@@ -151,7 +148,8 @@ class StepTimes:
             else (prior.seconds_a_stream, prior.seconds_a_context_token, prior.seconds_a_prompt_token)
         )
         for i, spread in enumerate(SPREADS):
-            # without a prior the streams, which differ enough, explain what others that go with them could as well
+            # without a prior, attribute the time to the streams (their spread is sufficient), not to
+            # correlated factors
             trust = PRIOR_TOKENS / weight * spread * spread if i or prior is not None else 0.0
             matrix[i][i] += trust
             vector[i] += trust * known[i]
@@ -169,9 +167,9 @@ class StepTimes:
         )
 
     def streams_within(self, seconds: float, known: tuple[float, float] | None = None) -> float | None:
-        """Return how many streams a pod runs at so many seconds a token: 0 where not even one; None: unknown.
+        """Return how many streams a pod can run at this inter-token time (0 if not even one), or None if unknown.
 
-        `known`: what the line was before.
+        `known`: the previous line.
         """
         line = self.line(known)
         if line is None:
@@ -183,13 +181,13 @@ class StepTimes:
         return min(most, FAR * max(self.most_running, 1.0))
 
     def seconds_at(self, streams: float, known: tuple[float, float] | None = None) -> float | None:
-        """Return the inter-token time where so many run; None: unknown. `known`: what the line was before."""
+        """Return the inter-token time with this many streams, or None if unknown. `known`: the previous line."""
         line = self.line(known)
         return None if line is None else line[0] + line[1] * streams
 
 
 def _least_squares(matrix: list[list[float]], vector: list[float]) -> list[float]:
-    """Return the factors' slopes, none below 0: the one that would be furthest below goes, until none would."""
+    """Return the factors' slopes, none negative: drop the most negative one and solve again."""
     left = list(range(_FACTORS))
     while left:
         found = _solved([[matrix[i][j] for j in left] for i in left], [vector[i] for i in left])
@@ -204,7 +202,7 @@ def _least_squares(matrix: list[list[float]], vector: list[float]) -> list[float
 
 
 def _solved(matrix: list[list[float]], vector: list[float]) -> list[float]:
-    """Solve matrix x = vector, symmetric and positive; a factor without any spread gets 0."""
+    """Solve matrix x = vector for a symmetric, positive semidefinite matrix; a factor without spread gets 0."""
     size = len(vector)
     rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
     for i in range(size):

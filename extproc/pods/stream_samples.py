@@ -1,7 +1,7 @@
-"""What one endpoint's reports show of its streams: the inter-token time by what runs there, and preemptions. Pure.
+"""One endpoint's decode speed from its reports: the inter-token time by load, and preemptions. Pure.
 
-`endpoint_samples` hands in each report; `latency_estimate` has the pool's fit, which stands in for what one pod has not
-shown. Windows of a second: a report counts a prompt as a whole when it begins, whose steps last longer.
+`endpoint_samples` passes in each report; the pool's fit, from `latency_estimate`, fills in what the pod has not shown.
+A window lasts at least a second: a report counts a whole prompt when it starts, but its steps take longer.
 """
 
 from dataclasses import dataclass, field
@@ -12,25 +12,25 @@ from extproc.pods.step_times import FAR, StepTime, StepTimes
 from kvmesh.pods.pod_report import EndpointLoad
 
 WINDOW_SECONDS = 1.0
-LEAST_WINDOW_TOKENS = 8.0  # of an answer, from which a window is a sample
+LEAST_WINDOW_TOKENS = 8.0  # output tokens that make a window a sample
 HALF_LIFE_SECONDS = 120.0  # of the samples
-BESIDE_SECONDS = 2.0  # half-life of what prompts cost the streams beside them
-LONGEST_SECONDS = 5.0  # between two reports: what ran meanwhile is not known
+BESIDE_SECONDS = 2.0  # half-life of the mean prompt tokens in a step
+LONGEST_SECONDS = 5.0  # between two reports; beyond, the load in between is unknown
 MOST_TOKENS_A_SECOND = 1e7  # more is nonsense
 
 
 class StreamPace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a token takes on one endpoint, until its next report; `pace_of` makes it, and each pick asks."""
+    """The inter-token time at one endpoint until its next report; made by `pace_of`, used by each pick."""
 
-    level_seconds: float  # with nothing in a step but prompt tokens, as they came of late
+    level_seconds: float  # a step with the recent mean of prompt tokens and no stream
     seconds_a_stream: float
     seconds_a_context_token: float
-    far_streams: float  # beyond these two nothing is known, and nothing is added
+    far_streams: float  # the estimate stops growing beyond these two bounds
     far_context_tokens: float
-    alone_seconds: float  # of one stream that nothing is beside: no promise below it can be kept
+    alone_seconds: float  # of a single stream: no target below can be met
 
     def seconds(self, streams: float, context_tokens: float) -> float:
-        """Return the mean inter-token time while so many streams with so much context run there."""
+        """Return the mean inter-token time with this many streams and context tokens."""
         if streams > self.far_streams:  # noqa: PLR1730  (a call costs more)
             streams = self.far_streams
         if context_tokens > self.far_context_tokens:  # noqa: PLR1730
@@ -38,12 +38,12 @@ class StreamPace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.level_seconds + self.seconds_a_stream * streams + self.seconds_a_context_token * context_tokens
 
     def seconds_after(self, load: EndpointLoad) -> float:
-        """Return the inter-token time once one stream more runs beside those that were reported."""
+        """Return the inter-token time with one more stream than reported."""
         return self.seconds(load.unfinished_requests + 1.0, context_tokens(load))
 
 
 def pace_of(step: StepTime, *, prompt_tokens: float) -> StreamPace:
-    """Return what a step of the endpoint takes while so many prompt tokens are computed in it."""
+    """Return the endpoint's pace while each step also computes this many prompt tokens."""
     return StreamPace(
         level_seconds=step.alone_seconds + step.seconds_a_prompt_token * prompt_tokens,
         seconds_a_stream=step.seconds_a_stream,
@@ -56,13 +56,13 @@ def pace_of(step: StepTime, *, prompt_tokens: float) -> StreamPace:
 
 @dataclass(slots=True, eq=False)
 class StreamSamples:
-    """Of one endpoint."""
+    """The stream samples of one endpoint."""
 
     times: StepTimes = field(default_factory=lambda: StepTimes(half_life_seconds=HALF_LIFE_SECONDS))
-    preempted_at: float = float("-inf")  # when it was last seen to have pushed a stream back
-    pace: StreamPace | None = None  # None: what a stream costs is not known yet
+    preempted_at: float = float("-inf")  # monotonic seconds of the last report with a new preemption
+    pace: StreamPace | None = None  # None while the cost of a stream is unknown
     prompt_tokens: float = 0.0
-    # of the window: seconds, those of them in which any stream ran, and sums over these
+    # the window's seconds, the seconds with running streams, and sums over the latter
     _seconds: float = 0.0
     _busy: float = 0.0
     _running: float = 0.0
@@ -72,7 +72,7 @@ class StreamSamples:
     _prompts: float = 0.0
 
     def report(self, last: EndpointLoad, load: EndpointLoad, *, pool: StepTime | None) -> None:
-        """Take what was counted between two reports of one process; `pool` is what is known of its pool's pods."""
+        """Add the counts between two reports of one process; `pool`: the fit over the pool's pods."""
         seconds = load.reported_at - last.reported_at
         if load.preemptions > last.preemptions:
             self.preempted_at = load.reported_at
@@ -98,7 +98,7 @@ class StreamSamples:
         self.times.fade(seconds)
         if busy > 0.0 and LEAST_WINDOW_TOKENS <= tokens <= MOST_TOKENS_A_SECOND * seconds and self._token_seconds > 0.0:
             each = self._token_seconds / tokens
-            beside = max(self._prompts, 0.0) * each / busy  # of steps that take as long as they are apart
+            beside = max(self._prompts, 0.0) * each / busy  # prompt tokens per step: steps are back to back
             self.times.add(
                 running=self._running / busy,
                 context_tokens=self._context / busy,
@@ -117,13 +117,12 @@ class StreamSamples:
 
 
 def context_tokens(load: EndpointLoad) -> float:
-    """Return the tokens that the streams there attend to; a prefix that several share counts once."""
+    """Return the context tokens of the streams there; a shared prefix counts once."""
     return load.kv_usage * load.kv_capacity_tokens if load.kv_capacity_tokens is not None else 0.0
 
 
 def _prompt_tokens(last: EndpointLoad, load: EndpointLoad) -> float:
-    """Return the prompt tokens that were begun to be computed in between."""
-    if not load.prefix_query_tokens:  # it keeps no prefixes: those of requests that have ended
+    if not load.prefix_query_tokens:  # without a prefix cache, only prompts of ended requests are counted
         return load.prefill_computed_tokens - last.prefill_computed_tokens
     queried = load.prefix_query_tokens - last.prefix_query_tokens
     hits = load.prefix_hit_tokens - last.prefix_hit_tokens

@@ -1,1 +1,1 @@
-"""What operators declare: values, documents, how several policies merge, and what their status says."""
+"""What a policy says: its sections as values, their kinds, how documents are read, and how several merge."""

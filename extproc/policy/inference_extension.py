@@ -1,8 +1,8 @@
-"""InferenceObjective and InferenceModelRewrite (v1alpha2) -> what they say of a pool, in the terms of the policy.
+"""InferenceObjective and InferenceModelRewrite (v1alpha2), translated into the terms of a pool's policy.
 
-Both groups that had them are read: llm-d.ai, and inference.networking.x-k8s.io.
-Fields: https://github.com/llm-d/llm-d-inference-scheduler, `apix`. Fields that we do not know are left alone: the
-resources are not ours.
+Both API groups are read: llm-d.ai, and inference.networking.x-k8s.io.
+Fields: https://github.com/llm-d/llm-d-inference-scheduler, `apix`. Unknown fields are ignored: the resources are not
+ours.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ T = TypeVar("T", bound=Section)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """How important the requests are that name it."""
+    """The priority of requests that name this objective."""
 
     namespace: str
     name: str
@@ -37,15 +37,15 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteRule:
-    """What becomes of requests for these models."""
+    """A rewrite or split of requests for these models."""
 
-    models: tuple[str, ...]  # as clients write them; (): every model
+    models: tuple[str, ...]  # clients' names; (): every model
     targets: tuple[ModelTarget, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRewrite:
-    """The rules of one resource, in their order."""
+    """The rules of one resource, in order."""
 
     namespace: str
     name: str
@@ -88,7 +88,6 @@ class _Rule(_Open, frozen=True, kw_only=True):
     targets: Annotated[tuple[_Target, ...], Meta(min_length=1, max_length=MOST_RULES)]
 
     def rule(self) -> RewriteRule:
-        """Return what it says, with the weights of one model added up."""
         weights: dict[str, float] = {}
         for target in self.targets:
             weights[target.model_rewrite] = weights.get(target.model_rewrite, 0.0) + target.weight
@@ -104,14 +103,14 @@ class _RewriteSpec(_Open, frozen=True, kw_only=True):
 
 
 def read_objective(document: Mapping[str, Any]) -> Objective:
-    """Read an InferenceObjective. Raise PolicyDocumentError with the path of what is wrong."""
+    """Read an InferenceObjective. Raise PolicyDocumentError with the path of the wrong field."""
     metadata, spec = _read(document, "InferenceObjective", _ObjectiveSpec)
     pool = f"{metadata['namespace']}/{spec.pool_ref.name}"
     return Objective(**metadata, pool=pool, priority=spec.priority)
 
 
 def read_model_rewrite(document: Mapping[str, Any]) -> ModelRewrite:
-    """Read an InferenceModelRewrite. Raise PolicyDocumentError with the path of what is wrong."""
+    """Read an InferenceModelRewrite. Raise PolicyDocumentError with the path of the wrong field."""
     metadata, spec = _read(document, "InferenceModelRewrite", _RewriteSpec)
     pool = f"{metadata['namespace']}/{spec.pool_ref.name}"
     return ModelRewrite(**metadata, pool=pool, rules=tuple(rule.rule() for rule in spec.rules))
@@ -120,9 +119,9 @@ def read_model_rewrite(document: Mapping[str, Any]) -> ModelRewrite:
 def objectives_of(
     pool: str, objectives: Iterable[Objective], classes: Mapping[str, PriorityClass]
 ) -> Mapping[str, str]:
-    """Return objective -> class: the most important class that is no more important than the objective.
+    """Return objective -> class: the class with the highest priority not above the objective's.
 
-    Where all are, it is the least important one. Of objectives of one name the oldest counts.
+    If all classes are above it, the lowest one. Of objectives with equal names the oldest counts.
     """
     ordered = sorted(classes.items(), key=lambda item: (-item[1].priority, item[0]))
     found: dict[str, str] = {}
@@ -136,7 +135,8 @@ def objectives_of(
 def model_rules_of(pool: str, rewrites: Iterable[ModelRewrite]) -> list[ModelRule]:
     """Return the rewrites of a pool as rules of a model table; "*" is the rule for every other model.
 
-    An exact match goes before the generic one wherever it stands; else the oldest resource, then its first rule.
+    An exact match precedes the generic one, wherever it stands. Among equal matches the oldest resource wins, then its
+    first rule.
     """
     found: dict[str, ModelRule] = {}
     for rewrite in sorted(rewrites, key=_age):
@@ -153,7 +153,6 @@ def _age(resource: Objective | ModelRewrite) -> tuple[bool, str, str, str]:
 
 
 def _read(document: object, kind: str, struct: type[T]) -> tuple[dict[str, str], T]:
-    """Return namespace, name and age, and the spec."""
     given = record_of(document, "document")
     group, _, version = str(given.get("apiVersion", "")).partition("/")
     if group not in GROUPS or version != VERSION:

@@ -1,11 +1,10 @@
-"""InferencePolicy documents (kvmesh.io/v1alpha1), and files of the picker's own settings -> the fields that they give.
+"""Reads the fields of InferencePolicy documents (kvmesh.io/v1alpha1), and of files with the picker's own settings.
 
-docs/reference/inference-policy.md has the fields. What a document gives is kept as plain values under the names of
-`policy.spec`, so that several can be merged field by field and every message names the field as people write it.
+docs/reference/inference-policy.md has the fields. They are kept as plain values under the names of `policy.spec`, so
+that policies can be merged field by field, and every message names the field as in the document.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,31 +28,25 @@ API_VERSION = f"{GROUP}/{VERSION}"
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 NAME = Text(least=1, most=253, pattern=OBJECT_NAME, meaning="an object's name (lower case)")
 NAMESPACE = Text(least=1, most=63, pattern=OBJECT_NAME, meaning="a namespace's name (lower case)")
-# a policy that gives the first drops what wider ones have under the second: a preset is meant to be one
+# a policy with the first field drops wider policies' second fields: a preset replaces single weights
 RESETS: Mapping[tuple[str, ...], tuple[tuple[str, ...], ...]] = {("scoring", "strategy"): (("scoring", "weights"),)}
-# mappings whose keys are names that people give
+# mappings with user-defined names as keys
 NAMED = (("priorities", "classes"), ("priorities", "objectives"))
-# what files had before they were InferencePolicies; every other field of theirs is written in snake case
-FORMER_FIELDS = frozenset(
-    {"policy", "strategy", "weights", "scales", "fallbacks", "health", "hotspot", "cordoned", "roles"}
-)
-RESOURCE = {"apiVersion", "kind", "spec"}  # one of them tells a resource from a `spec` alone
-MOST_FORMER = 3  # that a message names
-SNAKE_CASE = re.compile(r"[a-z]+(_[a-z]+)+")
+RESOURCE = {"apiVersion", "kind", "spec"}  # any of these tells a resource from a bare `spec`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePolicy:
-    """What one resource says by itself.
+    """One resource, before merging.
 
-    `fields` is the `spec` as far as it is given, without `targetRefs`; lists whose items have names are mappings. In
-    merging, a mapping is merged key by key and everything else is one value; see RESETS.
+    `fields` has the given fields of the `spec`, without `targetRefs`; lists of named items are mappings. Merging goes
+    through mappings key by key and takes everything else as one value; see also RESETS.
     """
 
     namespace: str
     name: str
-    created_at: str  # RFC 3339 in UTC, compares as text; "" unknown
-    generation: int  # 0 unknown
+    created_at: str  # RFC 3339 in UTC, so that it compares as text; "" if unknown
+    generation: int  # 0 if unknown
     target_refs: tuple[TargetRef, ...]
     fields: Mapping[str, Any]
 
@@ -64,7 +57,7 @@ class InferencePolicy:
 
 
 def parse_inference_policy(document: Mapping[str, Any]) -> InferencePolicy:
-    """Read a document as the API has it. Raise PolicyDocumentError with the path of the first wrong field."""
+    """Read a document in the API's form. Raise PolicyDocumentError with the path of the first wrong field."""
     given = _top_level(document)
     metadata = record_of(given["metadata"], "metadata")
     fields = read_spec(given["spec"])
@@ -79,9 +72,9 @@ def parse_inference_policy(document: Mapping[str, Any]) -> InferencePolicy:
 
 
 def read_spec(document: object) -> dict[str, Any]:
-    """Return the fields that a `spec` gives. Raise PolicyDocumentError with the path of the first wrong one."""
+    """Return the given fields of a `spec`. Raise PolicyDocumentError with the path of the first wrong one."""
     fields = read_record(kind_of(Spec), document, "spec")
-    # lists are merged as a whole: what contradicts within one is wrong whatever the other policies say
+    # lists are merged as a whole: a contradiction within one is an error in any merge
     quotas = fields.get("quotas", ())
     for i, quota in enumerate(quotas):
         for j, earlier in enumerate(quotas[:i]):
@@ -93,13 +86,13 @@ def read_spec(document: object) -> dict[str, Any]:
 
 
 def read_policy_file(document: object) -> dict[str, Any]:
-    """Return the fields of a file for all pools of a picker: an InferencePolicy, or its `spec` alone.
+    """Return the fields of a file for all pools of a picker: an InferencePolicy, or a bare `spec`.
 
-    Raise PolicyDocumentError with the path of what is wrong, also for fields that name single pools.
+    Raise PolicyDocumentError with the path of the wrong field; fields about single pools are wrong here, too.
     """
     if isinstance(document, Mapping) and not RESOURCE.isdisjoint(document):
         document = document["spec"] if set(document) == {"spec"} else _top_level({"metadata": {}, **document})["spec"]
-    fields = read_settings({} if document is None else document)
+    fields = read_spec({} if document is None else document)
     for name in ("targetRefs", "hosts"):
         if name in fields:
             message = (
@@ -110,34 +103,8 @@ def read_policy_file(document: object) -> dict[str, Any]:
 
 
 def read_section(name: str, document: object) -> dict[str, Any]:
-    """Return the fields of a file with one section of `spec` by itself. Raise PolicyDocumentError."""
-    return read_settings({name: {} if document is None else document})
-
-
-def read_settings(document: object) -> dict[str, Any]:
-    """Return the fields that a `spec` gives, and say of one in the former format that it is one."""
-    try:
-        return read_spec(document)
-    except PolicyDocumentError:
-        top = set(document) & FORMER_FIELDS if isinstance(document, Mapping) else set()
-        former = sorted({*top, *_snake_case_keys(document)})
-        if not former:
-            raise
-        message = (
-            f"{', '.join(former[:MOST_FORMER])}: a policy file is an InferencePolicy or its spec now, in camel case"
-        )
-        raise PolicyDocumentError("spec", f"{message} (docs/reference/policy.md has the new names)") from None
-
-
-def _snake_case_keys(value: object) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            if isinstance(key, str) and SNAKE_CASE.fullmatch(key):
-                yield key
-            yield from _snake_case_keys(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _snake_case_keys(part)
+    """Return the fields of a file with a single section of `spec`. Raise PolicyDocumentError."""
+    return read_spec({name: {} if document is None else document})
 
 
 def _require_single_names(served: Iterable[Mapping[str, Any]]) -> None:
@@ -151,7 +118,7 @@ def _require_single_names(served: Iterable[Mapping[str, Any]]) -> None:
 
 
 def spec_path(path: tuple[str, ...]) -> str:
-    """Return where people write what merged fields have at this path.
+    """Return the path in a document for a path in the merged fields.
 
     ("priorities", "classes", "chat", "ttftSeconds") -> "spec.priorities.classes[chat].ttftSeconds".
     """

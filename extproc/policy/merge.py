@@ -1,4 +1,4 @@
-"""Which policy says what for a pool: layers in their order of precedence -> merged fields with their origins. Pure.
+"""Merges the policies of a pool: layers in order of precedence -> merged fields with their origins. Pure.
 
 docs/reference/policy-precedence.md has the rules in prose.
 """
@@ -13,11 +13,11 @@ Path = tuple[str, ...]
 Resets = Mapping[Path, tuple[Path, ...]]
 """What a layer that gives the key takes away from the layers below it: corrections of a value that is none any more."""
 
-NO_AGE = "9999"  # sorts as youngest: a document without creation time (a file) never outranks one that has it
+NO_AGE = "9999"  # sorts as youngest: a document without creation time (a file) never outranks one with it
 
 
 class Level(IntEnum):
-    """How specific a layer is; the greater one wins. `explain` shows the names in lower case."""
+    """How specific a layer is; the higher level wins. `explain` shows the names in lower case."""
 
     SETTINGS = 0  # the picker's own flags
     MESH = 1
@@ -29,7 +29,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """What one policy says at one level."""
+    """The fields of one policy at one level."""
 
     source: str  # "namespace/name"
     level: Level
@@ -38,22 +38,22 @@ class Layer:
     leaves: tuple[tuple[Path, Any], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "leaves", tuple(leaves_of(self.fields)))  # once, and merged often
+        object.__setattr__(self, "leaves", tuple(leaves_of(self.fields)))  # computed once, as layers are merged often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """One field of a layer that another layer's value has taken the place of."""
+    """One field of a layer, overridden by another layer."""
 
     loser: str
     winner: str
     path: Path  # the loser's field
-    is_conflict: bool  # both at one level: only age or name has decided
+    is_conflict: bool  # equal levels: only age or name has decided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """The outcome. Every leaf of `fields` has its origin."""
+    """The merged fields. Every leaf of `fields` has an origin."""
 
     fields: Mapping[str, Any]
     origins: Mapping[Path, str]
@@ -61,13 +61,13 @@ class Merged:
 
 
 def merge_layers(layers: Iterable[Layer], *, resets: Resets) -> Merged:
-    """Merge leaf by leaf: the more specific layer wins; at one level the oldest, then the first by name.
+    """Merge leaf by leaf: the more specific layer wins; within a level the oldest, then the first by name.
 
-    All layers are of one schema: no leaf of one is a mapping in another, but for empty ones, which declare a name.
+    All layers have one schema: a leaf of one is never a mapping in another, except empty ones, which declare a name.
     """
     ordered = sorted(layers, key=precedence, reverse=True)  # the winner comes last and overwrites
     leaves: dict[Path, tuple[Any, Layer]] = {}
-    removed: dict[Path, Layer] = {}  # by whom, without another value in the same place
+    removed: dict[Path, Layer] = {}  # path -> the layer that removed it without a new value
     for layer in ordered:
         for reset in [reset for path, _ in layer.leaves for reset in resets.get(path, ())]:
             for path in [path for path in leaves if _is_below(path, reset)]:
@@ -75,9 +75,9 @@ def merge_layers(layers: Iterable[Layer], *, resets: Resets) -> Merged:
                 removed[path] = layer
         for path, value in layer.leaves:
             if value == {} and any(other == path or _is_below(other, path) for other in leaves):
-                continue  # a name that is declared already; nothing is said about it
+                continue  # the name is already declared
             for length in range(1, len(path)):
-                leaves.pop(path[:length], None)  # the name alone, of which something is said now
+                leaves.pop(path[:length], None)  # drop the empty declaration of a name that has fields now
             leaves[path] = (value, layer)
     return Merged(
         fields=_nested({path: value for path, (value, _) in leaves.items()}),
@@ -90,7 +90,7 @@ def _losses(layer: Layer, leaves: Mapping[Path, tuple[Any, Layer]], removed: Map
     for path, value in layer.leaves:
         in_force, winner = leaves.get(path, (None, removed.get(path)))
         if winner is None or winner is layer or value in ({}, in_force):
-            continue  # in force, or saying the same
+            continue  # in force, or an equal value
         yield Loss(loser=layer.source, winner=winner.source, path=path, is_conflict=winner.level == layer.level)
 
 
@@ -100,21 +100,12 @@ def precedence(layer: Layer) -> tuple[int, str, str]:
 
 
 def leaves_of(fields: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield what is decided by itself: everything that is no mapping, and empty mappings, which declare a name."""
+    """Yield the leaves, which are merged independently: non-mappings, and empty mappings, which declare a name."""
     for name, value in fields.items():
         if isinstance(value, Mapping) and value:
             yield from leaves_of(value, (*path, name))
         else:
             yield (*path, name), value
-
-
-def lay_over(below: Mapping[str, Any], above: Mapping[str, Any], *, resets: Resets) -> dict[str, Any]:
-    """Return the fields of two layers of one source, the second one before the first, merged leaf by leaf."""
-    layers = [
-        Layer(source=source, level=level, created_at=None, fields=fields)
-        for source, level, fields in (("below", Level.SETTINGS, below), ("above", Level.MESH, above))
-    ]
-    return dict(merge_layers(layers, resets=resets).fields)
 
 
 def _is_below(path: Path, above: Path) -> bool:

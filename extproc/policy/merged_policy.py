@@ -1,4 +1,4 @@
-"""Merged fields of policies -> what a picker goes by, checked as a whole."""
+"""Turns merged fields into the policy of a picker, checked as a whole."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,24 +8,26 @@ from typing import Any
 import msgspec
 
 from extproc.models.models import ModelRule, ModelTable, ModelTarget, ServedModel, TokensFrom
-from extproc.policy.priority import DEFAULT_CLASSES, Priorities, PriorityClass, PriorityPolicy, StepKind
+from extproc.policy.priority import DEFAULT_CLASSES, Priorities, PriorityClass, StepKind
 from extproc.policy.reading import PolicyDocumentError, nearest, require
+from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.spec import Models, Served, Spec
 from extproc.policy.values import PRESETS, PickPolicy
 
-MOST_CLASSES = 256  # of all policies together: each has a queue and metrics of its own
+MOST_CLASSES = 256  # of all policies together: each has its own queue and metrics
 ROUNDING = 1e-9
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {name: msgspec.to_builtins(each) for name, each in DEFAULT_CLASSES.items()}
 
 
 def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()) -> tuple[PickPolicy, ModelTable]:
-    """Read merged `fields`; `rewrites` are further rules, for models that the fields have none for.
+    """Read merged `fields`; `rewrites` are further rules, for models without a rule in the fields.
 
-    Raise PolicyDocumentError with the `spec` path of what only the whole can show.
-    That is: a class that no policy declares, reserved shares above 1, growing below shrinking, a target that is not
-    served, more classes than a picker can have.
+    Raise PolicyDocumentError with the `spec` path of an error that only the merged policy shows: a class that no policy
+    declares, reserved shares above 1, a scale-up threshold not above its scale-down one, a target that is not served,
+    more classes than a picker can have.
     """
-    classes = {**_DEFAULTS, **_over_default_classes(fields)}
+    given: Mapping[str, Mapping[str, Any]] = fields.get("priorities", {}).get("classes", {})
+    classes = {**_DEFAULTS, **{name: {**_DEFAULTS.get(name, {}), **part} for name, part in given.items()}}
     if len(classes) > MOST_CLASSES:
         message = f"{len(classes)} in all policies; at most {MOST_CLASSES} can be"
         raise PolicyDocumentError("spec.priorities.classes", message)
@@ -34,10 +36,10 @@ def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()
     )
     scoring, cache, load = spec.scoring, spec.prefix_cache, spec.load
     weights = {name: weight for name, weight in {**PRESETS[scoring.strategy], **scoring.weights}.items() if weight}
+    weights |= {name: weight for name, weight in scoring.plugins.items() if weight}
     if not weights:
         raise PolicyDocumentError("spec.scoring.weights", "every weight is 0")
     for path, section in (
-        ("spec.load.overload", load.overload),
         ("spec.disaggregation", spec.disaggregation),
         *((f"spec.autoscale.{role}", scaled) for role, scaled in spec.autoscale.by_role.items()),
     ):
@@ -47,20 +49,17 @@ def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()
     policy = PickPolicy(
         strategy=scoring.strategy,
         weights=weights,
-        scales=scoring.scales,
         stale_after_seconds=load.stale_after_seconds,
         fallbacks=scoring.fallbacks,
         tier_weights=cache.tier_weights,
-        minimum_hit_ratio=cache.minimum_hit_ratio,
         alert_hit_ratio=cache.alert_hit_ratio,
         recent_prefix_seconds=cache.recent_seconds,
-        unfollowed_prefix_seconds=cache.unfollowed_seconds,
         session_seconds=scoring.session_seconds,
         prefill_tokens_per_second=load.prefill_tokens_per_second,
         health=load.health,
-        hotspot=cache.hotspot,
+        copy_hot_prefixes=cache.copy_hot_prefixes,
         disaggregation=spec.disaggregation,
-        autoscale=msgspec.structs.replace(spec.autoscale, shadow=True) if spec.shadow else spec.autoscale,
+        autoscale=spec.autoscale,
         priorities=PriorityPolicy(
             classes=_with_falling_ceilings(priorities.classes),
             default_class=priorities.default_class,
@@ -80,11 +79,6 @@ def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()
     if models.only_listed:
         _require_listed(models, policy)
     return policy, models
-
-
-def _over_default_classes(fields: Mapping[str, Any]) -> dict[str, Any]:
-    given: Mapping[str, Mapping[str, Any]] = fields.get("priorities", {}).get("classes", {})
-    return {name: {**_DEFAULTS.get(name, {}), **part} for name, part in given.items()}
 
 
 def _custom(kind: type, value: Any) -> Any:
@@ -114,7 +108,7 @@ def _require_classes(priorities: Priorities) -> None:
 
 
 def _with_falling_ceilings(classes: Mapping[str, PriorityClass]) -> Mapping[str, PriorityClass]:
-    """Return the classes, none with a higher ceiling than one above it: it would overtake that one, and for ever."""
+    """Cap each class's ceiling at the lowest one of the more important classes: otherwise it would overtake them."""
     lowest = {
         priority: min(item.ceiling for item in classes.values() if item.priority >= priority)
         for priority in {item.priority for item in classes.values()}
@@ -162,7 +156,7 @@ def _served_model(model: Served) -> ServedModel:
 
 
 def _json_or_text(value: str) -> Any:
-    """Return what JSON says, else the text: NaN and halves of characters are none, and no page could show them."""
+    """Return the JSON value, or the text if it is not JSON; NaN and lone surrogates count as text, for the pages."""
     try:
         found = json.loads(value, parse_constant=_refuse)
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()

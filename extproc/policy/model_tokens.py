@@ -1,6 +1,6 @@
-"""Where the tokens of a pool's models come from, as policies' statuses and `kvmesh policy explain` say it. Pure values.
+"""Token sources of a pool's models, for policies' statuses and `kvmesh policy explain`. Pure values.
 
-A picker that runs has seen it; from documents alone only what is wanted is known.
+A running picker has seen the sources; documents alone show only the configured ones.
 """
 
 from collections import defaultdict
@@ -24,22 +24,17 @@ MOST_NAMED = 3  # models, in one condition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTokens:
-    """One model of a pool."""
+    """The token source of one model of a pool."""
 
     model: str
-    wanted: str  # as `tokens` in `models.served`
-    seen: str = ""  # what made the tokens of its last prompts: "folder", "pods", "text"; "" before the first
-    reason: str = ""  # the finding, like "text-only"; NOT_SEEN before the first prompt; "" where its tokens are known
-    message: str = ""  # what that means, and what to do
-
-    @property
-    def is_found_wrong(self) -> bool:
-        """Whether requests have shown that there are no exact tokens."""
-        return self.reason not in ("", NOT_SEEN)
+    wanted: str  # `tokens` in `models.served`
+    seen: str = ""  # source for its last prompts: "folder", "pods", "text"; "" before the first
+    reason: str = ""  # the finding, like "text-only"; NOT_SEEN before the first prompt; "" if its tokens are exact
+    message: str = ""  # the meaning of the reason, and the fix
 
 
 def not_seen(models: Iterable[ServedModel]) -> tuple[ModelTokens, ...]:
-    """Return what documents alone say of models."""
+    """Return the token sources of models as far as documents show them."""
     return tuple(
         ModelTokens(
             model=each.name, wanted=each.tokens_from.value, reason=NOT_SEEN, message=UNVERIFIED[each.tokens_from]
@@ -51,17 +46,17 @@ def not_seen(models: Iterable[ServedModel]) -> tuple[ModelTokens, ...]:
 def found_wrong(
     tokens: Mapping[str, Sequence[ModelTokens]], pools: Iterable[str]
 ) -> tuple[tuple[str, ModelTokens], ...]:
-    """Return the models of these pools that have no exact tokens, each with its pool."""
-    return tuple((pool, each) for pool in pools for each in tokens.get(pool, ()) if each.is_found_wrong)
+    """Return the models of these pools whose tokens requests have shown not to be exact, each with its pool."""
+    return tuple((pool, each) for pool in pools for each in tokens.get(pool, ()) if each.reason not in ("", NOT_SEEN))
 
 
 def as_told(found: Iterable[tuple[str, ModelTokens]]) -> frozenset[tuple[str, str, str]]:
-    """Return what a status is written anew for: pools, models, findings; the words change with each request."""
+    """Return the parts whose change updates a status (pools, models, reasons); messages change with each request."""
     return frozenset((pool, each.model, each.reason) for pool, each in found)
 
 
 def condition_words(found: Sequence[tuple[str, ModelTokens]]) -> tuple[str, str]:
-    """Return the reason and the message of a condition; `found` has one model at least."""
+    """Return the reason and the message of a condition; `found` has at least one model."""
     by_message: defaultdict[str, list[str]] = defaultdict(list)
     for pool, each in found[:MOST_NAMED]:
         by_message[each.message].append(pool)

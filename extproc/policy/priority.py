@@ -1,12 +1,11 @@
-"""Priority classes, tenants, quotas and what happens under load, as the operator declares them.
+"""Priority classes, tenants, quotas and overload behaviour, as the operator declares them.
 
-Values, and at once the declaration of their fields in an InferencePolicy, as in `policy.values`;
-docs/guides/priorities.md explains them. Seconds, tokens and shares (0..1) throughout. A higher priority is more
-important, as in InferenceObjective.
+These values also declare the fields in an InferencePolicy, as in `policy.values`; docs/guides/priorities.md explains
+them. Units are seconds, tokens and shares (0..1). A higher priority is more important, as in InferenceObjective.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -28,27 +27,26 @@ from extproc.policy.schema import (
     Share,
     Tokens,
     about,
-    at_most,
     matching,
 )
 
 ANY = "*"
-# what the picker reads for purposes of its own
+# headers with a fixed meaning for the picker
 OWN_HEADERS = ("x-gateway-inference-objective", ":path", ":method", "x-request-id", "traceparent")
 _OWN_HEADERS_CEL = f"[{', '.join(repr(name) for name in OWN_HEADERS)}]"
 _NAME_PATTERN = r"^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$"
-# it stands in response headers and labels
+# used in response headers and metric labels
 ClassName = Annotated[str, matching(_NAME_PATTERN, "a class's name: letters, digits, '-', '_' and '.'", most=63)]
 ObjectiveName = Annotated[
     str, matching(_NAME_PATTERN, "an objective's name: letters, digits, '-', '_' and '.'", most=253)
 ]
 Value = Annotated[str, Meta(min_length=1, max_length=1024)]
-Objective = Annotated[float, Meta(gt=0, le=0.9999)]  # below 1: something must be left to be spent
+Objective = Annotated[float, Meta(gt=0, le=0.9999)]  # below 1, as an error budget of 0 could never be spent
 AMinute = Annotated[float, Meta(ge=0, le=10**15)]
 
 
 class Tolerance(StrEnum):
-    """How long users of a class wait gladly: sets the targets that the class does not give itself."""
+    """How long users of a class tolerate waiting: sets the targets that the class leaves out."""
 
     MILLISECONDS = "milliseconds"  # in the loop: code completion, search answers
     SECONDS = "seconds"  # chat, drafting
@@ -58,14 +56,14 @@ class Tolerance(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What a class is promised, in seconds."""
+    """The targets of a class, in seconds."""
 
     ttft_seconds: float  # from the request's arrival here to the first token
     inter_token_seconds: float
     queue_seconds: float  # longest wait in the queue
 
 
-# by tolerance; the queue's limits stay below what HTTP clients wait for (the openai SDK: 600 s)
+# by tolerance; queue limits are below the timeouts of HTTP clients (the openai SDK: 600 s)
 TARGETS: Mapping[Tolerance, Targets] = MappingProxyType(
     {
         Tolerance.MILLISECONDS: Targets(ttft_seconds=0.5, inter_token_seconds=0.05, queue_seconds=2.0),
@@ -76,31 +74,24 @@ TARGETS: Mapping[Tolerance, Targets] = MappingProxyType(
 )
 
 
-USUAL_OBJECTIVE, SHEDDABLE_OBJECTIVE = 0.99, 0.9  # shares of a class's requests within all targets
-
-
-class Order(StrEnum):
-    """Which of one tenant's waiting requests goes first."""
-
-    SHORTEST_WORK = "shortest-work"  # fewest uncached tokens, but no request waits longer than the age bound
-    FIRST_COME = "first-come"
+USUAL_OBJECTIVE, SHEDDABLE_OBJECTIVE = 0.99, 0.9  # default shares of a class's requests within all targets
 
 
 class StepKind(StrEnum):
-    """What is taken from a class before it is refused."""
+    """A degradation of a class before it is refused."""
 
-    CAP_OUTPUT = "cap-output"  # max_tokens at most `tokens`, also where the request names none
+    CAP_OUTPUT = "cap-output"  # max_tokens of at most `tokens`, also if the request has none
     LIMIT_PROMPT = "limit-prompt"  # prompts of more than `tokens` are refused with 413
-    SMALLER_MODEL = "smaller-model"  # `model` in place of the one asked for
-    NO_REMOTE_PREFILL = "no-remote-prefill"  # a prefiller that the request names is not used
+    SMALLER_MODEL = "smaller-model"  # `model` instead of the requested one
+    NO_REMOTE_PREFILL = "no-remote-prefill"  # a prefill pod named in the request is not used
     REJECT = "reject"
 
 
 class DegradationStep(Section, frozen=True, kw_only=True):
-    """One step, taken from the pressure `enter` on until it is below `leave`.
+    """One step, in force from the pressure `enter` until the pressure is below `leave`.
 
-    Pressure is the TTFT that a newcomer of the class must expect now as a share of the class's target, or the time a
-    token at the quickest endpoint as a share of its target where that is more.
+    Pressure is the larger of two ratios: the expected TTFT of a new request of the class over its target, and the
+    inter-token time at the fastest endpoint over its target.
     """
 
     conditions = (
@@ -124,16 +115,16 @@ class DegradationStep(Section, frozen=True, kw_only=True):
         ),
     )
 
-    step: Annotated[StepKind, about("what is taken from the class")]
-    enter: Annotated[Factor, about("in force from this pressure on: expected time as a share of the target")]
-    leave: Annotated[Factor, about("until the pressure is below this one")]
-    least_seconds: Annotated[SecondsOrZero, about("a step lasts at least this long once entered")] = 5.0
-    tokens: Annotated[Tokens, about("the limit of cap-output and limit-prompt", default="")] = 0
-    model: Annotated[Name, about("the model that answers with smaller-model", default="")] = ""
+    step: Annotated[StepKind, about("the degradation")]
+    enter: Annotated[Factor, about("pressure that starts the step: expected time as a share of the target")]
+    leave: Annotated[Factor, about("pressure that ends the step")]
+    least_seconds: Annotated[SecondsOrZero, about("minimum duration of a step")] = 5.0
+    tokens: Annotated[Tokens, about("limit of cap-output and limit-prompt", default="")] = 0
+    model: Annotated[Name, about("model of smaller-model", default="")] = ""
 
 
 class PriorityClass(Section, frozen=True, kw_only=True):
-    """What requests of one class may expect."""
+    """One priority class: targets, limits and degradation of its requests."""
 
     conditions = (
         Rule(
@@ -149,57 +140,49 @@ class PriorityClass(Section, frozen=True, kw_only=True):
     )
 
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1), about("higher goes first, strictly")] = 0
-    # other requests wait, and are sent on when their time in the queue is over
-    sheddable: Annotated[bool, about("true: its requests may be refused; others wait")] = False
-    tolerance: Annotated[Tolerance, about("how long users wait gladly: sets the targets not given")] = Tolerance.SECONDS
-    ttft_seconds: Annotated[Seconds | None, about("promised time to the first token", default="tolerance")] = None
+    # requests of other classes wait, and are sent on when their queue time is over
+    sheddable: Annotated[bool, about("true: requests may be refused; others wait")] = False
+    tolerance: Annotated[Tolerance, about("patience of the users; sets the missing targets")] = Tolerance.SECONDS
+    ttft_seconds: Annotated[Seconds | None, about("TTFT target", default="tolerance")] = None
     inter_token_seconds: Annotated[
         Seconds | None,
         about(
-            "promised mean time from one token to the next; given here, a pod where it would be broken is full",
+            "mean inter-token target; if given, a pod that would break it is full",
             default="tolerance",
         ),
     ] = None
     queue_seconds: Annotated[SecondsOrZero | None, about("longest wait in the queue", default="tolerance")] = None
     attainment: Annotated[
         Objective | None,
-        about(
-            "share of its requests that are to be within the targets: alerts go by it", default="0.99; 0.9 if sheddable"
-        ),
+        about("share of requests within the targets, for alerts", default="0.99; 0.9 if sheddable"),
     ] = None
-    queue_requests: Annotated[CountOrZero, about("requests of the class that may wait in one replica")] = 1000
+    queue_requests: Annotated[CountOrZero, about("maximum of the class's waiting requests in one replica")] = 1000
     wait_from_zero_seconds: Annotated[
         SecondsOrZero | None,
         about(
-            "longest wait for the first pod of a pool that was scaled to zero; 0: refused at once",
+            "longest wait for a pool's first pod (scaled to zero); 0: refuse at once",
             default="the pool's, which is the most",
         ),
     ] = None
-    reserved_share: Annotated[
-        Share, about("share of the tokens sent while it has requests waiting, whatever has a higher priority")
-    ] = 0.0
-    ceiling: Annotated[RealShare, about("share of a pod's limits that its requests may fill")] = 1.0
-    order: Annotated[Order, about("which of a tenant's waiting requests goes first")] = Order.SHORTEST_WORK
-    refusal_status: Annotated[
-        Literal[429, 503] | None,
-        about("HTTP status of refusals", default="503; 429 if sheddable, with --sheddable-429"),
-    ] = None
+    reserved_share: Annotated[Share, about("guaranteed share of sent tokens while requests wait")] = 0.0
+    ceiling: Annotated[RealShare, about("usable share of a pod's limits")] = 1.0
+    refusal_status: Annotated[Literal[429, 503], about("HTTP status of refusals")] = 503
     degrade: Annotated[
         tuple[DegradationStep, ...],
         Meta(max_length=16),
-        about("what is taken from the class before it is refused", default="none"),
+        about("degradation steps before refusal", default="none"),
     ] = ()
 
     @property
     def objective(self) -> float:
-        """The share of its requests that are to be within all targets."""
+        """The SLO: the share of its requests within all targets."""
         if self.attainment is not None:
             return self.attainment
         return SHEDDABLE_OBJECTIVE if self.sheddable else USUAL_OBJECTIVE
 
     @property
     def targets(self) -> Targets:
-        """What it is promised, its own fields before the tolerance's."""
+        """The targets: its own fields, with the tolerance's as defaults."""
         default = TARGETS[self.tolerance]
         return Targets(
             ttft_seconds=default.ttft_seconds if self.ttft_seconds is None else self.ttft_seconds,
@@ -225,7 +208,7 @@ _CONDITIONS = ("headers", "pathPrefix", "models", "claims")
 
 
 class ClassRule(Section, frozen=True, kw_only=True):
-    """Requests that match all that is given here belong to `priority_class`; the first rule that matches counts."""
+    """Requests that match every given condition belong to `priority_class`; the first matching rule counts."""
 
     conditions = (
         Rule(
@@ -235,15 +218,15 @@ class ClassRule(Section, frozen=True, kw_only=True):
         ),
     )
 
-    priority_class: Annotated[ClassName, about("the class of requests that match all of this")]
+    priority_class: Annotated[ClassName, about("class of requests that match all conditions")]
     headers: Annotated[
         Mapping[
-            Annotated[HeaderName, about("in lower case, as Envoy has it")],
-            Annotated[Value, about('exactly this, or "*" for any')],
+            Annotated[HeaderName, about("name in lower case")],
+            Annotated[Value, about('exact value, or "*" for any')],
         ],
         Meta(max_length=16),
         about(
-            "headers that the request has",
+            "headers of the request",
             entry=("name", "value"),
             rules=(
                 Rule(
@@ -264,7 +247,7 @@ class ClassRule(Section, frozen=True, kw_only=True):
         tuple[Name, ...],
         Meta(max_length=64),
         about(
-            "models as clients write them",
+            "the client's model names",
             rules=(
                 Rule(
                     cel="self.all(m, m != '*')",
@@ -276,14 +259,14 @@ class ClassRule(Section, frozen=True, kw_only=True):
     ] = ()
     claims: Annotated[
         Mapping[
-            Annotated[Name, about("of the verified JWT; a.b is b within a")],
-            Annotated[Value, about('exactly this or one of a list, or "*" for any')],
+            Annotated[Name, about("name of the claim; a.b is b within a")],
+            Annotated[Value, about('exact value or a list\'s item, or "*" for any')],
         ],
         Meta(max_length=16),
-        about("claims of the JWT that Envoy has verified", entry=("name", "value")),
+        about("claims of the JWT verified by Envoy", entry=("name", "value")),
     ] = {}
     trust_objective: Annotated[
-        bool | None, about("true: the objective of these requests may raise them", default="as the policy")
+        bool | None, about("true: the objective may raise these requests", default="as the policy")
     ] = None
 
 
@@ -291,7 +274,7 @@ _LIMITS = ("requestsPerMinute", "promptTokensPerMinute", "generatedTokensPerMinu
 
 
 class Quota(Section, frozen=True, kw_only=True):
-    """What one tenant may use of one model; None: no limit. The first quota that matches counts."""
+    """Limits of one tenant on one model; None is no limit. The first matching quota counts."""
 
     conditions = (
         Rule(
@@ -301,45 +284,32 @@ class Quota(Section, frozen=True, kw_only=True):
         ),
     )
 
-    tenant: Annotated[Name, about('a tenant, or "*": each by itself')] = ANY
-    model: Annotated[Name, about('a model, or "*": each by itself')] = ANY
-    requests_per_minute: Annotated[AMinute | None, about("requests sent on")] = None
-    prompt_tokens_per_minute: Annotated[AMinute | None, about("tokens of their prompts, cached or not")] = None
-    generated_tokens_per_minute: Annotated[AMinute | None, about("tokens of their answers")] = None
-    concurrent_requests: Annotated[CountOrZero | None, about("requests that are open at a time")] = None
-    burst_seconds: Annotated[Seconds, about("this many seconds' worth may come at once")] = 10.0
+    tenant: Annotated[Name, about('a tenant, or "*": each tenant')] = ANY
+    model: Annotated[Name, about('a model, or "*": each model')] = ANY
+    requests_per_minute: Annotated[AMinute | None, about("admitted requests")] = None
+    prompt_tokens_per_minute: Annotated[AMinute | None, about("prompt tokens, cached or not")] = None
+    generated_tokens_per_minute: Annotated[AMinute | None, about("answer tokens")] = None
+    concurrent_requests: Annotated[CountOrZero | None, about("open requests")] = None
+    burst_seconds: Annotated[Seconds, about("burst, as seconds of the rate")] = 10.0
 
 
 class OverloadPolicy(Section, frozen=True, kw_only=True):
-    """When endpoints count as full, what waits, and what is refused."""
+    """When endpoints count as full, and which requests wait or are refused."""
 
-    conditions = (at_most("leastRetrySeconds", "mostRetrySeconds"),)
-
-    enabled: Annotated[bool, about("false: every request is sent on at once, whatever its class")] = True
-    # an endpoint is full from any of the next three on; `ceiling` of a class scales all of them
-    waiting_requests: Annotated[Count, about("a pod is full from this many waiting requests on")] = 1
-    kv_usage: Annotated[RealShare, about("or from this share of its cache blocks in use on")] = 0.95
-    backlog_seconds: Annotated[Seconds, about("or from this much prompt left to compute on")] = 0.2
-    unknown_requests: Annotated[Count, about("requests open at a time at a pod that has not reported lately")] = 2
-    full_seconds: Annotated[
-        Seconds, about("a pod counts as full for this long after a 503 of its own, unless it says how long")
-    ] = 1.0
-    slow_start_seconds: Annotated[SecondsOrZero, about("time in which a new pod's limits rise to the full ones")] = 10.0
-    queue_requests: Annotated[CountOrZero, about("requests of all classes that may wait in one replica")] = 4000
-    # after so long in the queue, or AGE_SHARE of its longest wait, a request goes before all shorter work of its tenant
-    age_seconds: Annotated[SecondsOrZero, about("after this long a request precedes its tenant's shorter work")] = 15.0
-    quantum_tokens: Annotated[Tokens, about("uncached tokens that each tenant in turn may send")] = 2048
-    shed_leave: Annotated[RealShare, about("refusing ends when the estimate is below this share of the target")] = 0.8
-    least_retry_seconds: Annotated[Seconds, about("lower bound of Retry-After")] = 1.0
-    most_retry_seconds: Annotated[Seconds, about("upper bound of Retry-After")] = 60.0
-    retry_jitter: Annotated[Share, about("up to this share is added to Retry-After by chance")] = 0.5
+    enabled: Annotated[bool, about("false: send every request at once")] = True
+    # an endpoint is full when any of the next three is reached; a class's `ceiling` scales all of them
+    waiting_requests: Annotated[Count, about("full pod: this many waiting requests")] = 1
+    kv_usage: Annotated[RealShare, about("full pod: this share of cache blocks in use")] = 0.95
+    backlog_seconds: Annotated[Seconds, about("full pod: this much time of queued prompts")] = 0.2
+    slow_start_seconds: Annotated[SecondsOrZero, about("ramp of a new pod's limits")] = 10.0
+    queue_requests: Annotated[CountOrZero, about("maximum of waiting requests in one replica, all classes")] = 4000
 
 
 FAIRNESS_HEADER = "x-gateway-inference-fairness-id"  # clients set it themselves
 
 
 class Tenants(Section, frozen=True, kw_only=True):
-    """How a request's tenant is known."""
+    """The source of a request's tenant."""
 
     conditions = (
         Rule(
@@ -353,81 +323,45 @@ class Tenants(Section, frozen=True, kw_only=True):
     header: Annotated[
         Annotated[str, matching(r"^(:?[-!#$%&'*+.^_`|~0-9a-z]+)?$", "a header's name in lower case", most=128, least=0)]
         | None,
-        about('header that names the tenant; "": none', default=f"{FAIRNESS_HEADER}, or none with a claim"),
+        about('tenant header; "": none', default=f"{FAIRNESS_HEADER}, or none with a claim"),
     ] = None
     claim: Annotated[
         str,
         Meta(max_length=256),
-        about("claim of the verified JWT that names the tenant, before the header", default="none"),
+        about("tenant claim of the verified JWT, before the header", default="none"),
     ] = ""
 
 
 class Priorities(Section, frozen=True, kw_only=True):
-    """Who belongs to which class and tenant, and what each class may expect."""
+    """The classes, and the rules that give requests a class and a tenant."""
 
     classes: Annotated[
-        Mapping[Annotated[ClassName, about("header x-kvmesh-priority and a metric's label")], PriorityClass],
+        Mapping[Annotated[ClassName, about("name in x-kvmesh-priority and metrics")], PriorityClass],
         Meta(max_length=64),
         about(
-            "merged by name and field by field with the three default ones and with wider policies' classes",
+            "request classes, merged by name and field with the default and wider policies' ones",
             default=", ".join(DEFAULT_CLASSES),
             entry=("name", ""),
         ),
     ] = msgspec.field(default_factory=lambda: DEFAULT_CLASSES)
-    default_class: Annotated[ClassName, about("the class of requests that nothing puts elsewhere")] = STANDARD
-    rules: Annotated[tuple[ClassRule, ...], Meta(max_length=128), about("the first that matches sets the class")] = ()
+    default_class: Annotated[ClassName, about("class of all other requests")] = STANDARD
+    rules: Annotated[tuple[ClassRule, ...], Meta(max_length=128), about("first match sets the class")] = ()
     objectives: Annotated[
         Mapping[
-            Annotated[ObjectiveName, about("as in x-gateway-inference-objective")],
-            Annotated[ClassName, about("the class that it means")],
+            Annotated[ObjectiveName, about("name in x-gateway-inference-objective")],
+            Annotated[ClassName, about("its class")],
         ],
         Meta(max_length=256),
         about(
-            "names of objectives and the class that each means, before InferenceObjectives of the pool",
+            "objective names and their classes, before InferenceObjectives of the pool",
             entry=("name", "priorityClass"),
         ),
     ] = {}
-    trust_objective: Annotated[bool, about("false: the header may lower a request only")] = False
-    tenants: Annotated[Tenants, about("how a request's tenant is known")] = Tenants()
+    trust_objective: Annotated[bool, about("false: the header may only lower a request")] = False
+    tenants: Annotated[Tenants, about("source of a request's tenant")] = Tenants()
     engine_priority: Annotated[
-        bool, about("true: pods run vLLM with --scheduling-policy priority and are sent the class's")
+        bool, about("true: send the class's priority to pods (vLLM with --scheduling-policy priority)")
     ] = False
 
 
 PRIORITIES = Priorities()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorityPolicy:
-    """Who belongs to which class and tenant, and what each may use: what a picker goes by.
-
-    Made from the sections of a policy by `policy.merged_policy`; the sections say what each field means.
-    """
-
-    classes: Mapping[str, PriorityClass] = field(default_factory=lambda: DEFAULT_CLASSES)
-    default_class: str = PRIORITIES.default_class
-    rules: tuple[ClassRule, ...] = ()
-    objectives: Mapping[str, str] = field(default_factory=dict)  # InferenceObjective -> class
-    trust_objective: bool = PRIORITIES.trust_objective
-    tenant_header: str | None = PRIORITIES.tenants.header  # lowercase; "": none; None: see `header_of_tenant`
-    tenant_claim: str = PRIORITIES.tenants.claim
-    quotas: tuple[Quota, ...] = ()
-    engine_priority: bool = PRIORITIES.engine_priority
-    overload: OverloadPolicy = field(default_factory=OverloadPolicy)
-    shadow: bool = False  # what the load and quotas would do is only counted and shown
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether requests wait for room, and are refused where there is none in time."""
-        return self.overload.enabled and not self.shadow
-
-    @property
-    def header_of_tenant(self) -> str:
-        """The header that names the tenant where no claim does, "" for none.
-
-        Where a claim names the tenant, a client must not become another tenant by leaving the token out: a header
-        beside it counts only if the policy names it.
-        """
-        if self.tenant_header is not None:
-            return self.tenant_header
-        return "" if self.tenant_claim else FAIRNESS_HEADER

@@ -1,4 +1,4 @@
-"""A policy's document, strictly read by the kinds of its fields: what it gives, as plain values under the same names.
+"""Strict reading of a policy document by the kinds of its fields: plain values under the same names.
 
 Every refusal is a `PolicyDocumentError` with the path of the field, whatever the document holds.
 """
@@ -19,7 +19,7 @@ MOST_SHOWN = 80
 
 
 class PolicyDocumentError(ConfigError):
-    """A document is refused: `path` leads to the field (`spec.scoring.weights.prefx`), `message` says what to do."""
+    """A document is refused: `path` leads to the field (`spec.scoring.weights.prefx`), `message` tells the fix."""
 
     reason = "invalid"
 
@@ -30,12 +30,12 @@ class PolicyDocumentError(ConfigError):
 
 
 def read_record(kind: Record, value: object, path: str) -> dict[str, Any]:
-    """Return the fields that are given, by their names; lists with names become mappings. Raise PolicyDocumentError."""
+    """Return the given fields by name; lists with named items become mappings. Raise PolicyDocumentError."""
     document = record_of(value, path)
     for name in document:
         if name not in kind.properties and not kind.is_open:
             raise PolicyDocumentError(child(path, name), f"unknown field{nearest(name, kind.properties)}")
-    # as the API server does: null is the same as not given
+    # as in the API server, null means not given
     given = {name: part for name, part in document.items() if part is not None}
     found: dict[str, Any] = {}
     for name, prop in kind.properties.items():
@@ -57,13 +57,13 @@ def require(rules: Iterable[Rule], given: Any, path: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message that names what was probably meant."""
+    """Return the end of a message: the nearest valid name."""
     close = difflib.get_close_matches(name[:MOST_SHOWN], sorted(known), n=1, cutoff=0.0)
     return f"; the nearest valid one is {close[0]!r}" if close else ""
 
 
 def record_of(value: object, path: str) -> Mapping[str, Any]:
-    """Return an object whose keys are texts, or raise PolicyDocumentError."""
+    """Return an object with text keys, or raise PolicyDocumentError."""
     if not isinstance(value, Mapping):
         raise PolicyDocumentError(path, f"must be an object, not {shown(value)}")
     for key in value:
@@ -73,7 +73,7 @@ def record_of(value: object, path: str) -> Mapping[str, Any]:
 
 
 def created_at_of(metadata: Mapping[str, Any]) -> str:
-    """Return the creation time as RFC 3339 in UTC, which compares as text; "" where there is none."""
+    """Return the creation time as RFC 3339 in UTC, which compares as text; "" without one."""
     value, path = metadata.get("creationTimestamp"), "metadata.creationTimestamp"
     if value is None:
         return ""
@@ -85,19 +85,19 @@ def created_at_of(metadata: Mapping[str, Any]) -> str:
 
 
 def child(path: str, name: str) -> str:
-    """Return the path of a field; names that are none of ours are quoted."""
+    """Return the path of a field; unusual names are quoted."""
     return f"{path}.{name}" if PLAIN_NAME.fullmatch(name) else f"{path}[{json.dumps(name[:MOST_SHOWN])}]"
 
 
 def shown(value: object) -> str:
-    """Return a value as a text has it: short, and in one line."""
+    """Return a value for a message: short, and in one line."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
     try:
         text = json.dumps(value) if isinstance(value, str | int | float | bool) or value is None else repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
         text = "a number of thousands of digits"
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
@@ -152,7 +152,7 @@ def _is_unicode(value: str) -> bool:
     try:
         value.encode()
     except UnicodeEncodeError:
-        return False  # half of a surrogate pair, which no header, label or key can have
+        return False  # a lone surrogate, which is impossible in headers, labels and keys
     return True
 
 
@@ -172,7 +172,9 @@ def _read_list(kind: ListOf, value: object, path: str) -> Any:
     if not kind.least <= len(value) <= kind.most:
         raise PolicyDocumentError(path, f"must have {kind.least} to {kind.most} items, not {len(value)}")
     items = [_read(kind.item, item, f"{path}[{i}]") for i, item in enumerate(value)]
-    names = [_name_of(kind, item) for item in items] if kind.keys or kind.unique else []
+    names: list[tuple[object, ...]] = [(item,) for item in items] if kind.unique else []
+    if kind.keys:
+        names = [tuple(item.get(key) for key in kind.keys) for item in items]
     for i, name in enumerate(names):
         if name in names[:i]:
             double = ", ".join(str(part) for part in name)
@@ -181,7 +183,3 @@ def _read_list(kind: ListOf, value: object, path: str) -> Any:
     if not kind.as_mapping:
         return items
     return {item.pop(kind.keys[0]): item[kind.value] if kind.value else item for item in items}
-
-
-def _name_of(kind: ListOf, item: Any) -> tuple[object, ...]:
-    return tuple(item.get(key) for key in kind.keys) if kind.keys else (item,)

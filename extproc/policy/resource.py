@@ -1,6 +1,6 @@
-"""Fields of policies as people write them: the custom resource in YAML, with a comment for where each field is from.
+"""Writes fields of policies as a custom resource in YAML, with a comment on the origin of each field.
 
-The inverse of `inference_policy.read_spec`: lists that are read as mappings are lists again. Pure.
+The inverse of `inference_policy.read_spec`: mappings that were read from lists become lists again. Pure.
 """
 
 import re
@@ -13,14 +13,14 @@ from extproc.policy.inference_policy import API_VERSION, KIND, NAMED, spec_path
 from extproc.policy.schema import Kind, ListOf, Record, kind_of
 from extproc.policy.spec import GROUPS, Spec
 
-RULES = "spec.models.rules["  # one of the inference extension's, which stands beside the policies' own
+RULES = "spec.models.rules["  # path of a rule by the inference extension, in addition to the policies' own rules
 TEXT_OF_A_NAME = re.compile(r"[^a-z0-9.]+")
-WIDEST = 1_000_000  # a value stays in its line
+WIDEST = 1_000_000  # characters in a line: values are never wrapped
 NO_WORDS: Mapping[str, str] = {}
 
 
 def written_spec(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a `spec` that says what these fields say."""
+    """Return the `spec` for these fields."""
     written: dict[str, Any] = _written(kind_of(Spec), fields)
     return written
 
@@ -38,16 +38,16 @@ def _written(kind: Kind, value: Any) -> Any:
 
 
 def explained_spec(fields: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the `spec` of an explained pool, and a comment for each path of it.
+    """Return the `spec` of an explained pool, and comments by path.
 
-    `fields` is the list of `kvmesh policy explain -o json`.
+    `fields` is the list from `kvmesh policy explain -o json`.
     """
     nested: dict[str, Any] = {}
     words: dict[str, str] = {}
     for field in fields:
         path, value = str(field["path"]), field["value"]
         if value is None:
-            continue  # taken out: nothing says it any more
+            continue  # removed: no policy sets it any more
         words[path] = _origin(field)
         if path.startswith(RULES):
             rules = nested.setdefault("models", {}).setdefault("rules", [])
@@ -62,12 +62,12 @@ def _put(nested: dict[str, Any], steps: tuple[str, ...], value: Any) -> None:
     place = nested
     for step in steps[:-1]:
         place = place.setdefault(step, {})
-    # a policy's own list of rules stands before those of the extension, wherever the path sorts
+    # a policy's own rules precede the extension's, wherever the path sorts
     place[steps[-1]] = [*value, *place[steps[-1]]] if isinstance(place.get(steps[-1]), list) else value
 
 
 def _steps(path: str) -> Iterator[str]:
-    """Yield what `spec_path` has put together."""
+    """Split a path: the inverse of `spec_path`."""
     for named in NAMED:
         start = spec_path(named) + "["
         if path.startswith(start):
@@ -84,12 +84,12 @@ def _origin(field: Mapping[str, Any]) -> str:
 
 
 def target_of(kind: str, name: str) -> list[dict[str, str]]:
-    """Return the targetRefs of a policy for one pool; none where the pool is of no kind that has a name."""
+    """Return the targetRefs of a policy for one pool, or none for a pool without a resource."""
     return [{"group": GROUPS[kind], "kind": kind, "name": name}] if kind in GROUPS else []
 
 
 def name_of(text: str) -> str:
-    """Return a name for a resource that is made of this text, such as a file's name."""
+    """Return a resource name derived from this text, such as a file's name."""
     return TEXT_OF_A_NAME.sub("-", text.lower()).strip("-.")[:200] or "policy"
 
 
@@ -101,7 +101,7 @@ def resource_text(
     head: Sequence[str] = (),
     words: Mapping[str, str] = NO_WORDS,
 ) -> str:
-    """Return an InferencePolicy as YAML: `head` as comments before it, `words` as comments behind what they are of."""
+    """Return an InferencePolicy as YAML, with `head` as comments at the top and `words` (by path) behind the fields."""
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
     lines = [f"apiVersion: {API_VERSION}", f"kind: {KIND}", f"metadata: {_flow(metadata)}"]
     lines += list(_lines("spec", spec, path="spec", depth=0, words=words)) if spec else ["spec: {}"]
@@ -109,7 +109,7 @@ def resource_text(
 
 
 def _lines(key: str, value: Any, *, path: str, depth: int, words: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of a field: in one where a single comment is of it all, else each part in lines of its own."""
+    """Yield the lines of a field: a single line if one comment covers it, otherwise separate lines for its parts."""
     indent = "  " * depth
     parted = [each for each in words if each.startswith((f"{path}.", f"{path}["))]
     has_parts = (bool(parted) or not words) and path not in words
@@ -152,5 +152,5 @@ def _flow(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text that stays in its comment."""
+    """Return the text on one line, so that it cannot leave its comment."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

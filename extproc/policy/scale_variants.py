@@ -1,4 +1,4 @@
-"""What a policy says of the kinds of pods of one role: GPU types, tensor-parallel sizes; what each costs."""
+"""Variants of one role's pods in a policy: GPU types, tensor-parallel sizes, and their prices."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated
@@ -9,15 +9,14 @@ from extproc.policy.disaggregation import LabelName, LabelValue
 from extproc.policy.schema import Amount, Rule, Seconds, Section, about, at_most, matching
 
 PodPrice = Annotated[float, Meta(gt=0, le=10**6)]
-DeploymentName = Annotated[str, matching(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "the name of a Deployment", most=63)]
 VariantName = Annotated[
     str, matching(r"^[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$", "letters, digits, and - . _ between them", most=63)
 ]
-OTHERS = ""  # pods that are of no variant
+OTHERS = ""  # pods outside all variants
 
 
 class ScaleVariant(Section, frozen=True, kw_only=True):
-    """One kind of pods of a role."""
+    """One variant of a role's pods."""
 
     conditions = (
         at_most("minReplicas", "maxReplicas"),
@@ -29,25 +28,22 @@ class ScaleVariant(Section, frozen=True, kw_only=True):
         ),
     )
 
-    name: Annotated[VariantName, about("what it is called in metrics, in `/state` and by scalers")]
+    name: Annotated[VariantName, about("name in metrics, `/state` and scalers")]
     selector: Annotated[
         Mapping[LabelName, LabelValue],
         Meta(max_length=16),
-        about("labels of its pods; a pod is of the first variant whose labels it has", entry=("name", "value")),
+        about("labels of its pods; the first matching variant counts", entry=("name", "value")),
     ]
-    pod_hour_price: Annotated[PodPrice, about("what one of its pods costs an hour")]
-    min_replicas: Annotated[int, Meta(ge=0, le=10_000), about("never fewer pods of it")] = 0
-    max_replicas: Annotated[Annotated[int, Meta(ge=1, le=10_000)] | None, about("never more of it")] = None
-    start_seconds: Annotated[Seconds | None, about("what a new pod of it takes", default="the role's")] = None
-    deployment: Annotated[DeploymentName | None, about("of the pool's namespace, which `act` scales")] = None
-    prefill_tokens_per_second: Annotated[
-        Amount | None, about("prompt tokens that a pod of it computes; counts until one of its pods has shown it")
-    ] = None
+    pod_hour_price: Annotated[PodPrice, about("hourly price of its pod, in `observability.currency`")]
+    min_replicas: Annotated[int, Meta(ge=0, le=10_000), about("minimum of pods")] = 0
+    max_replicas: Annotated[Annotated[int, Meta(ge=1, le=10_000)] | None, about("maximum of pods")] = None
+    start_seconds: Annotated[Seconds | None, about("start time of its new pod", default="the role's")] = None
+    prefill_tokens_per_second: Annotated[Amount | None, about("prefill speed of its pod until observed")] = None
     decode_tokens_per_second: Annotated[
-        Amount | None, about("tokens that it generates at the promised inter-token time; counts until seen, likewise")
+        Amount | None, about("decode speed of its pod at the inter-token target until observed")
     ] = None
 
 
 def variant_of(labels: Mapping[str, str], variants: Iterable[ScaleVariant]) -> str:
-    """Return the name of the first variant that a pod with these labels is of; OTHERS: of none."""
+    """Return the name of the first variant whose selector matches these labels, or OTHERS."""
     return next((each.name for each in variants if each.selector.items() <= labels.items()), OTHERS)

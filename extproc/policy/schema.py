@@ -1,8 +1,8 @@
-"""What a policy's structs declare, as kinds of fields: one reading of the annotations for reader, CRD and docs table.
+"""The kinds of fields that a policy's structs declare: one reading of the annotations for reader, CRD and docs table.
 
-`kind_of(struct)` walks a msgspec Struct. A field's type gives its bounds, `about` its description; its default is what
-the picker uses where no policy gives the field. Nothing has a default that would be written into documents, except
-inside lists that are merged as a whole: elsewhere a namespace's default would hide the mesh's value.
+`kind_of(struct)` walks a msgspec Struct. A field's type gives its bounds, `about` its description; its default is the
+picker's value if no policy sets the field. The API server fills in no defaults except inside lists that are merged as a
+whole: elsewhere a namespace's default would hide the mesh's value.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,29 +14,29 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta, inspect
 
-# an absolute path without "..": the author of a policy must not make the picker read just any file
+# an absolute path without "..": a policy's author must not make the picker read arbitrary files
 FILE_PATTERN = r"^/([^.]|\.[^.])*\.?$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A condition between several fields of one object."""
+    """A condition across several fields of one object."""
 
-    cel: str  # as the API server checks it; only operators and macros that every CEL library has
+    cel: str  # for the API server; only operators and macros that every CEL library has
     message: str
-    holds: Callable[[Any], bool]  # the same here, of a value whose fields are valid one by one
-    at: str = ""  # the field that the message is about, "" for the whole
+    holds: Callable[[Any], bool]  # the same check here, on a value with individually valid fields
+    at: str = ""  # the field that the message is about; "" for the whole object
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A part of a policy: fields in snake case, in documents in camel case."""
+    """A part of a policy: fields are in snake case here, in camel case in documents."""
 
     conditions: ClassVar[tuple[Rule, ...]] = ()
-    is_open: ClassVar[bool] = False  # further fields are left alone
+    is_open: ClassVar[bool] = False  # unknown fields are ignored
 
 
 def at_most(lower: str, upper: str) -> Rule:
-    """Return the rule that one field is not above another one, where both are given."""
+    """Return the rule that `lower` is at most `upper` if both are given."""
 
     def holds(given: Mapping[str, Any]) -> bool:
         low, high = given.get(lower), given.get(upper)
@@ -61,18 +61,18 @@ def about(
 ) -> Meta:
     """Describe a field.
 
-    `default` is what holds where no policy gives the field, if its default does not say it; "" for nothing to say.
-    Of a mapping, `names` has the only keys there are, each with what holds without it; or documents write the mapping
-    as a list of objects, and `entry` has the names of their fields for key and value (without the second one the
-    value's own fields stand beside the key). Of a list, `keys` names the fields that tell its items apart, `unique`
-    refuses doubles. `rules` are conditions on a list as a whole, or on each entry of a mapping.
+    `default` documents the value without a policy, if the field's own default does not show it; "" documents nothing.
+    A mapping has either `names`, all its possible keys, each with its documented default; or `entry`, for a list of
+    objects in documents: the names of the objects' fields for key and value (if the second is "", the value's own
+    fields are next to the key). In a list, `keys` names the fields that identify an item, and `unique` refuses
+    duplicates. `rules` are conditions on a list as a whole, or on each entry of a mapping.
     """
     extra = {"default": default, "names": names, "entry": entry, "keys": keys, "unique": unique, "rules": rules}
     return Meta(description=description, extra={name: value for name, value in extra.items() if value is not None})
 
 
 def matching(pattern: str, meaning: str, *, most: int, least: int = 1) -> Meta:
-    """Restrict a text to a pattern (RE2 and Python alike) that it matches as a whole; `meaning` is for messages."""
+    """Restrict a text to a full match of a pattern (valid for RE2 and Python); `meaning` is for messages."""
     return Meta(min_length=least, max_length=most, pattern=pattern, extra={"meaning": meaning})
 
 
@@ -90,7 +90,7 @@ Tokens = Annotated[int, Meta(ge=1, le=10**9)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 HeaderName = Annotated[
     str,
-    # RFC 9110, 5.6.2; Envoy's own begin with a colon
+    # RFC 9110, 5.6.2; Envoy's pseudo-headers begin with a colon
     matching(r"^:?[-!#$%&'*+.^_`|~0-9a-z]+$", "a header's name in lower case", most=128),
 ]
 
@@ -110,7 +110,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """A number within bounds; `above`: the lower bound itself is no value."""
+    """A number within bounds; with `above` the lower bound is exclusive."""
 
     least: float
     most: float
@@ -134,8 +134,8 @@ class Choice:
 class ListOf:
     """A list of at most `most` items, merged as a whole unless it is read as a mapping.
 
-    `keys` names the items' fields that tell them apart; with `unique` all items are different texts. A list that is
-    read `as_mapping` becomes key -> the rest of the item, or key -> its field `value`: such lists are merged by key.
+    `keys` names the fields that identify an item; with `unique` all items are different texts. A list read `as_mapping`
+    becomes key -> the rest of the item, or key -> its field `value`: such lists are merged by key.
     """
 
     item: "Kind"
@@ -154,18 +154,18 @@ class Property:
 
     kind: "Kind"
     description: str  # for the schema and the table
-    default: str  # what holds where no policy gives it, for people
-    filled: Any = None  # what documents that leave it out get written into them; None: nothing
+    default: str  # value without a policy, for people
+    filled: Any = None  # value that the API server fills in if it is left out, or None
     required: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """An object with these fields, and no others."""
+    """An object with these fields, and by default no others."""
 
     properties: Mapping[str, Property]
     rules: tuple[Rule, ...] = ()
-    is_open: bool = False  # or with others, which are left alone
+    is_open: bool = False  # others are allowed, and ignored
 
 
 Kind = Text | Number | Flag | Choice | ListOf | Record
@@ -198,7 +198,7 @@ def _property(field: inspect.Field, *, filled: bool) -> Property:
 
 
 def _described(annotated: inspect.Type, *, filled: bool) -> tuple[Kind, str, str | None]:
-    """Return a type's kind and description, and the text for its default where this is not the default itself."""
+    """Return a type's kind and description, and the text of its default if `about` gives one."""
     extra: dict[str, Any] = {}
     description = ""
     kind = annotated
@@ -247,7 +247,7 @@ def _list(kind: inspect.VarTupleType | inspect.FrozenSetType, extra: Mapping[str
     item, _, _ = _described(kind.item_type, filled=True)
     keys = extra.get("keys", ())
     assert kind.max_length is not None  # every list has a bound
-    if isinstance(item, Record):  # the API wants a value for each key
+    if isinstance(item, Record):  # the API requires a value for each key field
         properties = {name: _with_default(prop) if name in keys else prop for name, prop in item.properties.items()}
         item = replace(item, properties=properties)
     return ListOf(
@@ -289,7 +289,7 @@ def _mapping(kind: inspect.DictType, extra: Mapping[str, Any], *, filled: bool) 
 
 
 def _shown(default: Any) -> str:
-    """Return a default as descriptions have it, "" for what is not worth a word."""
+    """Return a default for descriptions, or "" if it need not be shown."""
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, int | float):

@@ -1,4 +1,4 @@
-"""What a policy in shadow would have done to a request and has not: values."""
+"""Decisions on a request that shadow mode withholds: values."""
 
 from enum import StrEnum
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class ShadowRule(StrEnum):
-    """Whose decision it is."""
+    """The part of the policy that decided."""
 
-    ADMISSION = "admission"  # of the load: room at endpoints, targets of classes
+    ADMISSION = "admission"  # by load: room at endpoints, targets of classes
     QUOTA = "quota"
     DEGRADATION = "degradation"
     DISAGGREGATION = "disaggregation"
@@ -16,7 +16,7 @@ class ShadowRule(StrEnum):
 
 
 class ShadowAction(StrEnum):
-    """What would have become of the request."""
+    """The withheld effect on the request."""
 
     REFUSE = "refuse"
     WAIT = "wait"
@@ -25,14 +25,14 @@ class ShadowAction(StrEnum):
 
 
 class Withheld(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision that was made, and not carried out."""
+    """One decision that was made but not applied."""
 
     rule: ShadowRule
     action: ShadowAction
-    reason: str  # of a closed set: as of a refusal, a quota's limit, a step, a rule of disaggregation
+    reason: str  # from a closed set: a refusal's reason, a quota's limit, a degradation step, a disaggregation rule
     words: str = ""  # for people
 
     @property
     def code(self) -> str:
-        """The decision in short, for logs."""
+        """The decision as a short code, for logs."""
         return f"{self.action.value}:{self.reason}"

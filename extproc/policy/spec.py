@@ -1,7 +1,7 @@
-"""The `spec` of an InferencePolicy: its sections put together, and those that only documents have.
+"""The `spec` of an InferencePolicy: all sections, including the ones used only in documents.
 
-This declaration, with `policy.values` and `policy.priority`, is the only one: documents are read by it, `policy.crd`
-writes the definition and `policy.table` the table in docs/reference/inference-policy.md.
+This declaration, with `policy.values` and `policy.priority`, is the only one: documents are read by it,
+`tools.policy_crd` writes the CRD, and `tools.policy_table` the table in docs/reference/inference-policy.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ Host = Annotated[
 
 
 class TargetRef(Section, frozen=True, kw_only=True):
-    """What a policy applies to, in its own namespace."""
+    """A target of a policy, in the policy's namespace."""
 
     conditions = (
         Rule(
@@ -60,7 +60,7 @@ class TargetRef(Section, frozen=True, kw_only=True):
     )
 
     group: Annotated[str, Meta(max_length=253), about('API group; "" for Service')] = ""
-    kind: Annotated[Literal["Gateway", "HTTPRoute", "InferencePool", "Service"], about("what the policy applies to")]
+    kind: Annotated[Literal["Gateway", "HTTPRoute", "InferencePool", "Service"], about("kind of the target")]
     name: Annotated[ObjectName, about("its name, in the policy's own namespace")]
 
 
@@ -79,40 +79,42 @@ class Served(Section, frozen=True, kw_only=True):
         ),
     )
 
-    name: Annotated[Name, about("the first of vLLM's --served-model-name")]
-    aliases: Annotated[frozenset[Name], Meta(max_length=64), about("its further served names")] = frozenset()
+    name: Annotated[Name, about("first of vLLM's --served-model-name")]
+    aliases: Annotated[frozenset[Name], Meta(max_length=64), about("further served names")] = frozenset()
     adapters: Annotated[
-        frozenset[Name], Meta(max_length=1024), about("LoRA adapters; those that pods report need not be listed")
+        frozenset[Name], Meta(max_length=1024), about("LoRA adapters; reported ones need not be listed")
     ] = frozenset()
     tokens: Annotated[
         TokensFrom | None,
         about(
-            "where token ids come from: the folder, the pods (auto), their render endpoint alone, or nowhere (text)",
+            "source of token ids: folder, pods (auto), only their render endpoint, or none (text)",
             default="tokenizer with a folder, else auto",
         ),
     ] = None
     tokenizer: Annotated[Path | None, about("folder in the picker's container")] = None
-    chat_template: Annotated[Path | None, about("file in the picker's container, in place of the folder's")] = None
+    chat_template: Annotated[Path | None, about("file in the picker's container that replaces the folder's")] = None
     chat_template_kwargs: Annotated[
         Mapping[
             Annotated[str, Meta(min_length=1, max_length=128), about("name of the argument")],
-            Annotated[str, Meta(max_length=1024), about("JSON where it is, else a text")],
+            Annotated[str, Meta(max_length=1024), about("JSON, else a text")],
         ],
         Meta(max_length=16),
         about("vLLM's --default-chat-template-kwargs", entry=("name", "value")),
     ] = {}
-    max_model_len: Annotated[Tokens | None, about("tokens of prompt and output", default="as pods report")] = None
+    max_model_len: Annotated[Tokens | None, about("maximum tokens of prompt and output", default="as pods report")] = (
+        None
+    )
 
 
 class Target(Section, frozen=True, kw_only=True):
     """One arm of a rule."""
 
-    model: Annotated[Name, about("the name that the pod gets")]
-    weight: Annotated[float, Meta(ge=0, le=10**9), about("its share; 0 stops the arm")] = 1.0
+    model: Annotated[Name, about("name for the pod")]
+    weight: Annotated[float, Meta(ge=0, le=10**9), about("its share; 0 stops the variant")] = 1.0
 
 
 class Rewrite(Section, frozen=True, kw_only=True):
-    """What becomes of requests for one name."""
+    """The rewrite or split of requests for one name."""
 
     conditions = (
         Rule(
@@ -123,7 +125,7 @@ class Rewrite(Section, frozen=True, kw_only=True):
         ),
     )
 
-    model: Annotated[Name, about('as clients write it; "*": every name without a rule')]
+    model: Annotated[Name, about('the client\'s name; "*": every name without a rule')]
     targets: Annotated[
         tuple[Target, ...],
         Meta(min_length=1, max_length=16),
@@ -139,23 +141,23 @@ class Rewrite(Section, frozen=True, kw_only=True):
             ),
         ),
     ]
-    sticky_by: Annotated[StickyBy, about("what keeps a client on its target")] = StickyBy.NOTHING
+    sticky_by: Annotated[StickyBy, about("key that keeps a client on its target")] = StickyBy.NOTHING
     sticky_header: Annotated[HeaderName | None, about("with stickyBy: header")] = None
     fallbacks: Annotated[
         tuple[Name, ...],
         Meta(max_length=16),
-        about("models tried in order when no endpoint of the target is ready", unique=True),
+        about("models tried in order if no endpoint of the target is ready", unique=True),
     ] = ()
 
 
 class Models(Section, frozen=True, kw_only=True):
-    """What the pods serve, and which requests go to which model."""
+    """The models of the pods, and the routing of requests to them."""
 
-    served: Annotated[tuple[Served, ...], Meta(max_length=64), about("the pods' base models", keys=("name",))] = ()
+    served: Annotated[tuple[Served, ...], Meta(max_length=64), about("base models of the pods", keys=("name",))] = ()
     rules: Annotated[
-        tuple[Rewrite, ...], Meta(max_length=256), about("what becomes of requests for a name", keys=("model",))
+        tuple[Rewrite, ...], Meta(max_length=256), about("rewrites and splits by name", keys=("model",))
     ] = ()
-    only_listed: Annotated[bool, about("true: any other name is answered 404")] = False
+    only_listed: Annotated[bool, about("true: other names get 404")] = False
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -167,7 +169,7 @@ def _hosts_have_one_pool(spec: Mapping[str, Any]) -> bool:
 
 
 class Spec(Section, frozen=True, kw_only=True):
-    """All that a policy may say."""
+    """All fields of a policy."""
 
     conditions = (
         Rule(
@@ -183,42 +185,39 @@ class Spec(Section, frozen=True, kw_only=True):
         tuple[TargetRef, ...],
         Meta(min_length=1, max_length=16),
         about(
-            "what the policy applies to; left out: its namespace, and in the root namespace the mesh",
+            "targets of the policy; default: its namespace, and in the root namespace the mesh",
             keys=("group", "kind", "name"),
         ),
     ] = ()
-    scoring: Annotated[Scoring, about("how endpoints are compared")] = Scoring()
-    prefix_cache: Annotated[PrefixCache, about("what cached prefixes count for")] = PrefixCache()
-    load: Annotated[Load, about("when pods are full, and when they are avoided")] = Load()
-    priorities: Annotated[Priorities, about("whose requests go first under load")] = Priorities()
+    scoring: Annotated[Scoring, about("comparison of endpoints")] = Scoring()
+    prefix_cache: Annotated[PrefixCache, about("value of cached prefixes")] = PrefixCache()
+    load: Annotated[Load, about("limits and avoidance of pods")] = Load()
+    priorities: Annotated[Priorities, about("order of requests under load")] = Priorities()
     quotas: Annotated[
         tuple[Quota, ...],
         Meta(max_length=256),
-        about("what a tenant may use of a model; the first that matches counts"),
+        about("limits of a tenant's use of a model; the first match counts"),
     ] = ()
-    disaggregation: Annotated[Disaggregation, about("when another pod computes a prompt than the one that decodes")] = (
-        Disaggregation()
-    )
-    autoscale: Annotated[Autoscale, about("how many pods are wanted, by role: told to what scales them")] = Autoscale()
-    models: Annotated[Models, about("what the pods serve, and which requests go to which model")] = Models()
+    disaggregation: Annotated[Disaggregation, about("prefill on other pods than decode")] = Disaggregation()
+    autoscale: Annotated[Autoscale, about("desired pods by role, reported to autoscalers")] = Autoscale()
+    models: Annotated[Models, about("served models, and rewrites of model names")] = Models()
     shadow: Annotated[
         bool,
-        about(
-            "true: what would be refused, held back, degraded, offloaded or scaled is counted and shown, and not done"
-        ),
+        about("true: only count and show refusals, waits, degradations, offloads and scaling"),
     ] = False
     failure_mode: Annotated[
         Literal["FailClose", "FailOpen"],
         about(
-            "when the picker can decide nothing: FailOpen sends requests to any ready pod, FailClose refuses them; "
-            "without any picker Envoy does what `kvmesh install --failure-mode` says"
+            "requests without a decision: FailOpen sends them to any ready pod, FailClose refuses them; without any "
+            "picker `kvmesh install --failure-mode` counts"
         ),
     ] = "FailClose"
-    observability: Annotated[ObservabilityPolicy, about("what is looked at, written down and shown")] = (
-        ObservabilityPolicy()
-    )
+    observability: Annotated[ObservabilityPolicy, about("sampling, records and display")] = ObservabilityPolicy()
     hosts: Annotated[
         tuple[Host, ...],
         Meta(max_length=32),
-        about("hosts that tell the pool from others; only with one target, an InferencePool or a Service", unique=True),
+        about(
+            "hosts of the pool, among others on the same gateway; only with one target, an InferencePool or a Service",
+            unique=True,
+        ),
     ] = ()

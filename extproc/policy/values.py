@@ -1,47 +1,49 @@
-"""What the operator decides: weights, thresholds, what is shown. Values, and at once the declaration of their fields.
+"""The operator's settings: scoring, caches, load, observability. Values that also declare their fields in documents.
 
-Each struct says what the section of that shape takes in an InferencePolicy: `policy.schema` reads the annotations,
-`policy.spec` puts the sections together. `policy.priority` has the classes and quotas.
+Each struct is a section of an InferencePolicy: `policy.schema` reads the annotations, `policy.spec` assembles the
+sections. `policy.priority` has the classes and quotas.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 from msgspec import Meta
 
+from extproc.models.models import ModelTable, ServedModel
 from extproc.pods.endpoint import Role
+from extproc.pods.pod_ranks import at_rank
 from extproc.policy.autoscale import Autoscale
 from extproc.policy.disaggregation import Disaggregation
-from extproc.policy.priority import OverloadPolicy, PriorityPolicy
+from extproc.policy.priority import OverloadPolicy
+from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.schema import (
     Amount,
-    AmountOrZero,
-    Count,
-    CountOrZero,
-    Factor,
     Million,
+    Name,
     RealShare,
     Seconds,
     SecondsOrZero,
     Section,
     Share,
     about,
-    at_most,
     matching,
 )
+from kvmesh.documents.pools import PoolEndpoint
+
+FAIL_OPEN, FAIL_CLOSE = "FailOpen", "FailClose"
 
 
 class Steering(StrEnum):
-    """How Envoy gets the pick: as a list that retries walk, or one address for an ORIGINAL_DST cluster."""
+    """How Envoy gets the pick: a list of hosts for retries, or one address for an ORIGINAL_DST cluster."""
 
     OVERRIDE_HOST = "override-host"
     ORIGINAL_DST = "original-dst"
 
 
-# what weights may name, in the order in which it is listed; `choosing.scorers` has a function for each
+# the scorers that weights may name, in display order; `choosing.scorers` has a function for each
 SCORER_NAMES = (
     "prefill-work",
     "decode-work",
@@ -59,7 +61,7 @@ SCORER_NAMES = (
 
 
 class Strategy(StrEnum):
-    """Presets: each is a set of weights (`PRESETS`), which the policy may change one by one."""
+    """Presets: sets of weights (`PRESETS`) that the policy may change one by one."""
 
     ROUND_ROBIN = "round-robin"
     LEAST_REQUEST = "least-request"
@@ -72,9 +74,9 @@ def _weights(**weights: float) -> Mapping[str, float]:
     return MappingProxyType({name.replace("_", "-"): weight for name, weight in weights.items()})
 
 
-# `prefill-work` compares tokens to be computed, queued ones and own ones alike: a hit is worth exactly the work that it
-# saves, so that a warm pod keeps its prefix until waiting there takes longer than computing it elsewhere. The others
-# order pods that this leaves close together.
+# `prefill-work` compares tokens to compute, both queued ones and the request's own: a hit is worth exactly the work
+# that it saves, so requests stay on the warm pod until waiting there takes longer than computing the prefix elsewhere.
+# The other scorers rank pods that are close by this measure.
 PRESETS: Mapping[Strategy, Mapping[str, float]] = MappingProxyType(
     {
         Strategy.ROUND_ROBIN: _weights(turn=1.0),
@@ -97,82 +99,39 @@ TIER_WEIGHTS: Mapping[str, float] = MappingProxyType(
 
 
 def tier_worth(tier: str, weights: Mapping[str, float]) -> float:
-    """Return what a hit in this tier is worth, 0..1: as the policy or TIER_WEIGHTS says; unknown tiers as storage."""
+    """Return the worth of a hit in this tier (0..1), by the policy or TIER_WEIGHTS; unknown tiers count as storage."""
     worth = weights.get(tier)
     return TIER_WEIGHTS.get(tier, TIER_WEIGHTS["STORAGE"]) if worth is None else worth
 
 
-class Scales(Section, frozen=True, kw_only=True):
-    """The difference that a scorer counts as a whole point; larger differences spread over the point."""
-
-    prefill_tokens: Annotated[Amount, about("prefill-work: the difference that is one whole point")] = 16384.0
-    decode_tokens: Annotated[Amount, about("decode-work: the same")] = 65536.0
-    queue_requests: Annotated[Amount, about("queue-depth: the same")] = 4.0
-    active_requests: Annotated[Amount, about("active-requests: the same")] = 8.0
-    request_tokens: Annotated[AmountOrZero, about("decode-work: what a sequence costs besides its context")] = 512.0
-    # a token that is computed also delays the requests behind it
-    recompute_factor: Annotated[Amount, about("prefill-work: waiting tokens that one computed token counts as")] = 2.0
-    waiting_tokens: Annotated[
-        AmountOrZero, about("prefill-work: least tokens that a reported waiting request counts as")
-    ] = 512.0
-    cache_tokens: Annotated[Amount, about("cache-room: size of a pod's cache where the pod does not report it")] = (
-        100_000.0
-    )
-    memory_bytes_per_second: Annotated[
-        Amount, about("memory-bandwidth: bytes per second that a pod's memory can move")
-    ] = 2e12
-
-
 class HealthPolicy(Section, frozen=True, kw_only=True):
-    """When an endpoint is avoided although it answers."""
+    """When a responding endpoint is avoided."""
 
-    conditions = (at_most("avoidSeconds", "longestAvoidSeconds"),)
-
-    failure_share: Annotated[RealShare, about("share of a pod's requests in the window that failed")] = 0.5
-    least_requests: Annotated[CountOrZero, about("requests in the window; fewer prove nothing")] = 5
-    window_seconds: Annotated[Seconds, about("length of the window")] = 10.0
-    avoid_seconds: Annotated[Seconds, about("the pod is avoided for this long; doubled each time in a row")] = 5.0
-    longest_avoid_seconds: Annotated[Seconds, about("and for at most this long")] = 60.0
-    slow_factor: Annotated[Factor, about("an inter-token time this many times the pods' median is an outlier")] = 3.0
-    slow_floor_seconds: Annotated[SecondsOrZero, about("an inter-token time below this is never one")] = 0.05
-    most_avoided_share: Annotated[
-        RealShare, about("share of the pods that may be avoided; if more are bad, none is")
-    ] = 0.5
-
-
-class HotspotPolicy(Section, frozen=True, kw_only=True):
-    """When a prefix is copied to a further endpoint on purpose."""
-
-    enabled: Annotated[bool, about("hot prefixes are copied to a further pod")] = True
-    pressure: Annotated[Million, about("the longer wait at the prefix's pod, as a share of what the hit saves")] = 1.0
-    least_requests: Annotated[CountOrZero, about("requests under pressure that make a prefix hot")] = 8
-    window_seconds: Annotated[Seconds, about("the time within which they come")] = 5.0
-    copies: Annotated[int, Meta(ge=0, le=1000), about("copies of each prefix beside the first holder's")] = 1
-    remember_seconds: Annotated[Seconds, about("a copy is remembered for this long")] = 60.0
-    most_prefixes: Annotated[Count, about("prefixes that are remembered at a time")] = 1024
+    failure_share: Annotated[RealShare, about("share of a pod's requests within 10 s that failed")] = 0.5
+    avoid_seconds: Annotated[Seconds, about("time of avoidance; doubled on repetition, to twelve times this")] = 5.0
+    answered: Annotated[bool, about("true: the picker answers `GET /health`: 200 while a pod may serve, else 503")] = (
+        False
+    )
 
 
 class ObservabilityPolicy(Section, frozen=True, kw_only=True):
-    """What is written down and shown of the traffic."""
+    """What is logged and shown of the traffic."""
 
     sample_share: Annotated[
         Share | None,
         about(
-            "share of the responses that are read: realised hits, and targets that were met",
+            "share of responses to read for actual hits and met targets",
             default="as --sample-share",
         ),
-    ] = None  # None: as the picker's flag says
-    audit_share: Annotated[Share, about("share of the decisions that go to the access log and to the audit")] = 1.0
-    show_prompt_text: Annotated[bool, about("true: the page may show how hot prompts begin; nothing else does")] = False
-    gpu_hour_price: Annotated[
-        Million,
-        about(
-            "price of one pod's accelerators for an hour, to count what saved prefill is worth; 0: no money is shown"
-        ),
+    ] = None  # by the picker's flag if None
+    audit_share: Annotated[Share, about("share of decisions in access log and audit")] = 1.0
+    show_prompt_text: Annotated[bool, about("true: the page may show the beginnings of hot prompts")] = False
+    pod_hour_price: Annotated[
+        Million, about("hourly price of a pod, for saved prefill and roles without variants; 0: none")
     ] = 0.0
     currency: Annotated[
-        # it becomes a label of metrics and a word on pages
-        Annotated[str, matching("^[A-Za-z]+$", "letters", most=8)], about("what the price is in")
+        # used as a metric label and on pages
+        Annotated[str, matching("^[A-Za-z]+$", "letters", most=8)], about("currency of prices")
     ] = "USD"
 
 
@@ -181,50 +140,40 @@ class Scoring(Section, frozen=True, kw_only=True):
 
     strategy: Annotated[
         Strategy,
-        about("preset of the weights; where a more specific policy names one, wider policies' weights do not count"),
+        about("preset of the weights; resets the weights of wider policies"),
     ] = Strategy.KV_AWARE
     weights: Annotated[
-        Mapping[str, Annotated[Million, about("weight of this scorer; 0 takes it out")]],
+        Mapping[str, Annotated[Million, about("weight of this scorer; 0 removes it")]],
         about("single weights on top of the preset", names=dict.fromkeys(SCORER_NAMES, "preset")),
     ] = {}
-    scales: Annotated[Scales, about("the difference that scorers count as one whole point")] = Scales()
-    fallbacks: Annotated[int, Meta(ge=0, le=16), about("endpoints named after the winner, for Envoy's retries")] = 2
-    session_seconds: Annotated[Seconds, about("a session is remembered for this long after its last request")] = 300.0
+    plugins: Annotated[
+        Mapping[Annotated[Name, about("name of its entry point")], Annotated[Million, about("weight of this scorer")]],
+        Meta(max_length=16),
+        about("weights of installed plug-in scorers", entry=("name", "weight")),
+    ] = {}
+    fallbacks: Annotated[int, Meta(ge=0, le=16), about("further endpoints for Envoy's retries")] = 2
+    session_seconds: Annotated[Seconds, about("lifetime of a session after its last request")] = 300.0
 
 
 class PrefixCache(Section, frozen=True, kw_only=True):
-    """What cached prefixes count for."""
+    """The value of cached prefixes."""
 
-    minimum_hit_ratio: Annotated[
-        Share, about("gate: a match shorter than this share of the prompt makes an endpoint no better than one without")
-    ] = 0.0
-    alert_hit_ratio: Annotated[
-        Share, about("target for alerts: share of all prompt tokens that should be found in caches; 0: none")
-    ] = 0.0
+    alert_hit_ratio: Annotated[Share, about("alert threshold: share of cached prompt tokens; 0: none")] = 0.0
     tier_weights: Annotated[
-        Mapping[str, Annotated[Share, about("share of a GPU hit's worth")]],
-        about(
-            "what hits in slower tiers are worth", names={tier: f"{worth:g}" for tier, worth in TIER_WEIGHTS.items()}
-        ),
+        Mapping[str, Annotated[Share, about("share of a GPU hit's value")]],
+        about("value of hits in slower tiers", names={tier: f"{worth:g}" for tier, worth in TIER_WEIGHTS.items()}),
     ] = {}
-    recent_seconds: Annotated[
-        SecondsOrZero, about("what was just routed to a pod is expected in its cache for this long")
-    ] = 5.0
-    unfollowed_seconds: Annotated[SecondsOrZero, about("the same for pods whose events are not followed")] = 180.0
-    hotspot: Annotated[HotspotPolicy, about("when a prefix is copied to a further pod on purpose")] = HotspotPolicy()
+    recent_seconds: Annotated[SecondsOrZero, about("lifetime of the expectation that a routed prompt is cached")] = 5.0
+    copy_hot_prefixes: Annotated[bool, about("copy hot prefixes to a further pod while requests wait")] = True
 
 
 class Load(Section, frozen=True, kw_only=True):
     """When pods are full, and when they are avoided."""
 
-    stale_after_seconds: Annotated[Seconds, about("a pod's report that is older than this says nothing")] = 2.0
-    prefill_tokens_per_second: Annotated[Amount, about("how fast a pod computes prompts until its reports show it")] = (
-        8000.0
-    )
-    overload: Annotated[OverloadPolicy, about("when pods count as full, what waits, and what is refused")] = (
-        OverloadPolicy()
-    )
-    health: Annotated[HealthPolicy, about("when a pod is avoided although it reports")] = HealthPolicy()
+    stale_after_seconds: Annotated[Seconds, about("maximum age of a pod's report")] = 2.0
+    prefill_tokens_per_second: Annotated[Amount, about("a pod's prefill speed until its reports show it")] = 8000.0
+    overload: Annotated[OverloadPolicy, about("limits of pods, waiting and refusal")] = OverloadPolicy()
+    health: Annotated[HealthPolicy, about("failure limits of a pod")] = HealthPolicy()
 
 
 SCORING, PREFIX_CACHE, LOAD, DISAGGREGATION = Scoring(), PrefixCache(), Load(), Disaggregation()
@@ -233,28 +182,25 @@ AUTOSCALE = Autoscale()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickPolicy:
-    """How endpoints are compared, and whose requests go first: what a picker goes by.
+    """The policy that a picker applies: how endpoints are compared, and whose requests go first.
 
-    Made from the sections of a policy by `policy.merged_policy`; the sections say what each field means.
+    Built from the sections of a policy by `policy.merged_policy`; the sections document each field.
     """
 
     strategy: Strategy = SCORING.strategy
-    weights: Mapping[str, float] = field(default_factory=lambda: PRESETS[SCORING.strategy])  # none of them is 0
-    scales: Scales = SCORING.scales
+    weights: Mapping[str, float] = field(default_factory=lambda: PRESETS[SCORING.strategy])  # without zeros
     stale_after_seconds: float = LOAD.stale_after_seconds
     fallbacks: int = SCORING.fallbacks
-    tier_weights: Mapping[str, float] = field(default_factory=dict)  # tier -> 0..1; others as TIER_WEIGHTS has them
-    minimum_hit_ratio: float = PREFIX_CACHE.minimum_hit_ratio
+    tier_weights: Mapping[str, float] = field(default_factory=dict)  # tier -> 0..1; defaults in TIER_WEIGHTS
     alert_hit_ratio: float = PREFIX_CACHE.alert_hit_ratio
     recent_prefix_seconds: float = PREFIX_CACHE.recent_seconds
-    unfollowed_prefix_seconds: float = PREFIX_CACHE.unfollowed_seconds
     session_seconds: float = SCORING.session_seconds
     prefill_tokens_per_second: float = LOAD.prefill_tokens_per_second
     health: HealthPolicy = LOAD.health
-    hotspot: HotspotPolicy = PREFIX_CACHE.hotspot
-    cordoned: frozenset[str] = frozenset()  # endpoints that get nothing new
-    roles: Mapping[str, Role] = field(default_factory=dict)  # endpoint -> role; others do both
-    pair_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # endpoint -> labels: `disaggregation`
+    copy_hot_prefixes: bool = PREFIX_CACHE.copy_hot_prefixes
+    cordoned: frozenset[str] = frozenset()  # endpoints that get no new requests
+    roles: Mapping[str, Role] = field(default_factory=dict)  # endpoint -> role; the default is both
+    pair_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # endpoint -> labels for pairing pods
     disaggregation: Disaggregation = DISAGGREGATION
     autoscale: Autoscale = AUTOSCALE
     priorities: PriorityPolicy = field(default_factory=PriorityPolicy)
@@ -262,5 +208,52 @@ class PickPolicy:
 
     @property
     def shadow(self) -> bool:
-        """Whether what would be refused, degraded, offloaded or scaled is only counted and shown."""
+        """Whether refusals, degradation, offload and scaling are only counted and shown."""
         return self.priorities.shadow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """The configuration of one pool. Equal values mean that nothing has changed."""
+
+    name: str  # "namespace/name"; "" for the pool of flags
+    from_flags: bool = False  # it serves every request, whatever its route, and flags define its models
+    endpoints: tuple[PoolEndpoint, ...] = ()
+    policy: PickPolicy = field(default_factory=PickPolicy)
+    models: ModelTable = field(default_factory=ModelTable)
+    hosts: frozenset[str] = frozenset()  # lowercase, without port; no other pool has them
+    endpoint_picker: str = ""  # "namespace/name" of the Service that the InferencePool names for its picker
+    sample_share: float | None = None  # of the responses to read; by the flag if None
+    failure_mode: str = FAIL_CLOSE
+    model: str | None = None  # None if learned from the pods' /v1/models
+    learned: tuple[ServedModel, ...] = ()  # models listed there, if none is declared
+    # field set by a policy, such as "spec.scoring.strategy" -> "namespace/name" of that policy
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def learns_models(self) -> bool:
+        """Whether its models are learned from its pods."""
+        return self.model is None and not self.from_flags
+
+    def with_ranks(self, ranks: Mapping[str, Sequence[int]]) -> Self:
+        """Return the configuration with an endpoint for each rank of these pods (pod -> ranks) in place of the pod."""
+        if not ranks:
+            return self
+
+        def names(address: str) -> Sequence[str]:
+            return [at_rank(address, rank) for rank in ranks[address]] if address in ranks else (address,)
+
+        def spread(values: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {name: value for address, value in values.items() for name in names(address)}
+
+        policy = self.policy
+        return replace(
+            self,
+            endpoints=tuple(replace(each, address=name) for each in self.endpoints for name in names(each.address)),
+            policy=replace(
+                policy,
+                cordoned=frozenset(name for address in policy.cordoned for name in names(address)),
+                roles=spread(policy.roles),
+                pair_labels=spread(policy.pair_labels),
+            ),
+        )

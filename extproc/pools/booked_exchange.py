@@ -1,183 +1,197 @@
-"""One routed request until its exchange ends: who holds its booking, who really served it, what its response teaches.
+"""One routed request until its exchange ends: its booking, the pod that really served it, lessons from its response.
 
-`ext_proc.call` tells it what Envoy tells. A response may reach another picker than its request did: `ReadResponse`
-needs the plan alone.
+`ext_proc.call` forwards Envoy's messages to it. A response may reach another picker than its request, so `ReadResponse`
+needs only the plan.
 """
 
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
 
+from extproc.answers.judgement import NOT_MEASURED, Judgement, Measured, StreamTimes, judge_document, judge_stream
+from extproc.answers.promise import OpenPromise, TokenTargets
+from extproc.answers.realised import Comparison, Usage, compare
+from extproc.answers.response_plan import PASS_PLAN, Miss, Prediction, ResponseHandling, ResponsePlan
+from extproc.answers.response_usage import ModelRewriter, UsageReader, rewriter_for, usage_reader_for
+from extproc.choosing.endpoint_health import Outcome, Seen, outcome_of, outcome_of_headers
 from extproc.ext_proc.answers import ResponseHead
 from extproc.ext_proc.exchange import NO_HEADERS
+from extproc.ledger.facts import Arrival, Ended, Judged, LegEnd, Read
+from extproc.ledger.ledger import Ledger
 from extproc.pods.inflight import Booking
-from extproc.pools.decision_headers import predicted_anew
-from extproc.pools.request_watch import RequestTrace
-from extproc.quotas.quota import QuotaNote
-from extproc.requests.kept_responses import tag_in, tag_of
-from extproc.responses.realised import Comparison, compare
-from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
-from extproc.responses.response_usage import ModelRewriter, UsageReader, rewriter_for, usage_reader_for
-from extproc.slo.judgement import NOT_MEASURED, Judgement, Measured, StreamTimes, judge_document, judge_stream
-from extproc.slo.promise import AnswerPromise, OpenPromise, TokenTargets
+from extproc.pods.pod_ranks import RANK_HEADER, named_in
+from extproc.pools.plan_response import predicted_anew
+from extproc.requests.responses_api import tag_in, tag_of
+from extproc.shared.quota import QuotaNote
 
 EVENT_STREAM = "text/event-stream"
-BUSY = 503  # a pod's own: its queue limits (vLLM's --max-num-queued-reqs)
-GATEWAY_TIMEOUT = 504  # Envoy's own: a pod has the request, and its answer took too long
-NOT_IMPLEMENTED = 501  # vLLM's answer to a request for what its model cannot do: the pod is well
-# why a plan was not carried out: a closed set, a metric's label
-COMPRESSED = "compressed"  # we read plain bytes only
-NO_MODEL_FIELD = "other-content-type"  # neither JSON nor events: no `model` to rewrite
-NO_USAGE = "no-usage"  # a stream whose client did not ask for it (stream_options.include_usage)
-NO_CACHED_TOKENS = "no-cached-tokens"  # vLLM without --enable-prompt-tokens-details
-NOT_DELIVERED = "not-delivered"  # Envoy was asked for the body and sent nothing: allow_mode_override is off
-NO_RESPONSE_FILTER = "no-response-filter"  # duplex bodies without the second filter of envoy/local.yaml
-TOO_LARGE = "too-large"
-SERVED_ELSEWHERE = "served-elsewhere"  # a retry: the prediction was for another pod
-MISSES = (
-    *(COMPRESSED, NO_MODEL_FIELD, NO_USAGE, NO_CACHED_TOKENS, NOT_DELIVERED, NO_RESPONSE_FILTER, TOO_LARGE),
-    SERVED_ELSEWHERE,
-)
+CODINGS = frozenset(("gzip", "x-gzip", "deflate"))  # unpacked for reading; the client gets the pod's bytes
+MOST_INFLATED_BYTES = 4 << 20  # of one chunk: a few bytes may unpack to a thousand times as many
+GATEWAY_TIMEOUT = 504  # from Envoy: a pod has the request, and its answer took too long
 
 
 class ExchangeBooks(Protocol):
-    """The books of a pool, as far as an exchange changes them."""
+    """The part of a pool's books that an exchange changes."""
+
+    ledger: Ledger
+    reading: "dict[tuple[float, str], BookedExchange]"  # those whose responses may be read
 
     def knows(self, endpoint: str) -> bool:
-        """Tell whether it is one of ours: only those take over bookings and have labels."""
+        """Tell whether the endpoint belongs to the pool: only such endpoints can take over bookings and have labels."""
 
     def rebook(self, booking: Booking, endpoint: str) -> Booking:
-        """Move a booking to the pod that really serves, after a retry; count it, and return the new one."""
+        """Move a booking to the pod that really serves after a retry; count the retry, and return the new booking."""
 
     def computes_itself(self, booking: Booking, uncached_tokens: int) -> Booking:
-        """Book so many tokens more for its pod, which were to come from another one; return the new booking."""
+        """Book tokens on the pod itself that a prefill pod should have computed; return the new booking."""
 
     def release_leg(self, booking: Booking) -> None:
         """End the booking of a prefill leg."""
 
     def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
-        """Note for `choosing.health`: it answered, or it could not be reached, broke off, or answered 5xx."""
+        """Record for `choosing.candidates` that the pod answered, or failed: unreachable, broken off, or 5xx."""
 
     def endpoint_full(self, endpoint: str) -> None:
-        """Note that the pod itself has answered 503: it has no room, which is no failure."""
+        """Record that the pod itself answered 429 or 503: it has no room, which is not a failure."""
 
-    def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool) -> None:
-        """End the booking and count the request; status 0: no answer came. The labels are configured names or "".
+    def stream_read(self, endpoint: str, outcome: Outcome, *, seconds: float) -> None:
+        """Record the outcome of a stream read for `seconds`."""
 
-        `unserved`: no pod has taken the request, which therefore has used nothing.
+    def clock(self) -> float:
+        """Return monotonic seconds."""
+
+    def release(self, booking: Booking, *, status: int, unserved: bool, answered_at: float, is_watched: bool) -> None:
+        """End the booking; status 0 means no answer.
+
+        `unserved`: no pod accepted the request, so it used nothing. `answered_at`: arrival of the answer's headers in
+        monotonic seconds. `is_watched`: its events should have been read for `stream_read`, perhaps elsewhere.
         """
 
     def keeps(self, response_id: str, endpoint: str) -> None:
-        """Remember who keeps a response, where its id does not say so."""
-
-    def realised(self, comparison: Comparison) -> None:
-        """Take what was predicted and what came true."""
+        """Remember the pod that stores a response, if the response's id does not name it."""
 
     def generated(self, note: QuotaNote, tokens: int) -> None:
-        """Take the tokens that a response of that tenant has brought, in place of those reserved for it."""
+        """Charge the tenant's quota the generated tokens, in place of the reserved ones."""
 
-    def judged(
-        self,
-        answer: AnswerPromise,
-        judgement: Judgement,
-        asked: Judgement | None,
-        *,
-        served_by: str | None,
-        has_come: bool,
-        measured: Measured,
-    ) -> None:
-        """Count whether an answer was within its targets; `asked`: those of its request's headers.
 
-        `has_come`: some of its body was seen; else its client has left, or no body ever comes here.
-        """
-
-    def unanswered(self, promise: OpenPromise, *, status: int, endpoint: str) -> None:
-        """Count a promise of which no answer came (status 0), or a 5xx."""
-
-    def response_missed(self, why: str) -> None:
-        """Count a response whose plan was not carried out; `why` is one of MISSES."""
+ARRIVAL = Arrival()
 
 
 class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
-    """One request, its booking, and who answered. Implements `ext_proc.call.OpenExchange`."""
+    """One request, its booking and its answering pod. Implements `ext_proc.call.OpenExchange`."""
 
     books: ExchangeBooks
     endpoints: Sequence[str]  # the winner, then the fallbacks in order
-    booking: Booking | None  # None: sent without a decision, because its pool says FailOpen; nothing is learned of it
+    booking: Booking | None  # None if sent without a decision (FailOpen); nothing is learned from it
     model: str = ""  # labels of the metrics by model and arm: configured names, or ""
     arm: str = ""
-    body: bytes | None = None  # in place of the client's; None: unchanged
-    removed_headers: tuple[str, ...] = ()  # e.g. content-encoding, where `body` is the decoded one
-    response_headers: Mapping[str, str] = NO_HEADERS  # what the client is told besides
+    body: bytes | None = None  # replaces the client's; None leaves it unchanged
+    removed_headers: tuple[str, ...] = ()  # e.g. content-encoding, if `body` is decoded
+    response_headers: Mapping[str, str] = NO_HEADERS  # added to the client's answer
     plan: ResponsePlan = PASS_PLAN
-    trace: RequestTrace | None = None  # None: it is not observed
-    set_headers: Mapping[str, str] = NO_HEADERS  # of the request that the pod gets, over what the client sent
-    status: int = 0  # the answer's, 0 until it came
-    served_by: str | None = None  # who gave it
-    unserved: bool = False  # Envoy answered in a pod's place, or the pod had no room
-    response_id: str | None = None  # of the response, which the pod may keep
-    leg: Booking | None = None  # on the prefill pod of a leg that others run; None: there is none, or it is over
-    promise: OpenPromise | None = None  # None: none was made, or it is known already that it was broken
-    end_leg: Callable[[int], None] | None = None  # ends the leg that runs beside the request, by the answer's status
+    arrival: Arrival = ARRIVAL
+    set_headers: Mapping[str, str] = NO_HEADERS  # for the pod; they override the client's
+    status: int = 0  # of the answer, 0 before it arrives
+    served_by: str | None = None  # the pod that answered
+    answered_at: float = 0.0  # arrival of the answer's headers, monotonic seconds
+    unserved: bool = False  # Envoy answered instead of a pod, or the pod had no room
+    response_id: str | None = None  # of the response, which the pod may store
+    leg: Booking | None = None  # of an open leg on a prefill pod that a sidecar runs
+    promise: OpenPromise | None = None  # None if not judged, or already known to be missed
+    end_leg: Callable[[int], None] | None = None  # ends the legs that the picker runs; takes the answer's status
+    legs: Sequence[LegEnd] = ()  # that have ended
+    reading_key: tuple[float, str] | None = None  # where its response finds it
+    usage: Usage | None = None  # read from the response, like the next two
+    stream_failed: bool = False
+    first_token_seconds: float | None = None  # since the request's arrival
 
     def responded(self, *, status: int, served_by: str | None, from_pod: bool, content_type: str = "") -> None:
-        """Take note of the answer: who failed before it came, who gave it, and who therefore holds the booking.
+        """Record the answer: the pods that failed before it, and the pod that gave it, which then holds the booking.
 
-        `content_type` counts for a 503: vLLM's own is JSON, what a proxy before it says in its place is not.
+        `content_type` matters for a 503: vLLM's own is JSON, that of a proxy in front of it is not.
         """
         self.status = status
         self._end_leg()
         self.unserved = not from_pod and status != GATEWAY_TIMEOUT
-        if self.trace is not None:
-            self.served_by = served_by if served_by is not None or not from_pod else self.endpoints[0]
-            self.trace.responded()
+        served_by = served_by if served_by in self.endpoints else named_in(self.endpoints, served_by)
+        self.served_by = served_by if served_by is not None or not from_pod else self.endpoints[0]
+        self.answered_at = self.books.clock()
         if self.booking is None:
             return
         if self.response_id is not None and from_pod and status < 300:
             self._remember_keeper(self.response_id, served_by or self.endpoints[0])
         first = self.endpoints[0]
-        if from_pod and status < 500 and served_by == first == self.booking.endpoint:  # nearly always
+        outcome = outcome_of_headers(status, from_pod=from_pod, content_type=content_type)
+        self.booking.is_engines = self.booking.is_engines and status < 400
+        self.booking.is_cut = self.unserved
+        is_served = outcome is Outcome.GOOD or outcome is Outcome.NEITHER
+        if from_pod and is_served and served_by == first == self.booking.endpoint:  # nearly always
             self.books.endpoint_answered(first, failed=False)
             return
-        self._take_back_prediction(served_by, from_pod=from_pod)
+        if not from_pod or served_by not in (None, first):  # the prediction was for another pod
+            self.response_headers = predicted_anew(self.response_headers, None)
         asked = self._asked(served_by)
         for endpoint in asked[:-1]:
-            self.books.endpoint_answered(endpoint, failed=True)  # Envoy's retry went past it
+            self.books.endpoint_answered(endpoint, failed=True)  # Envoy retried elsewhere
         last = asked[-1]
         if not self.books.knows(last):
             return
-        if from_pod and status == BUSY and content_type.startswith("application/json"):
+        if outcome is Outcome.FULL:
             self.unserved = True
             self.books.endpoint_full(last)
-        elif from_pod or status >= 500:  # a refusal by another of Envoy's filters says nothing of the pod
-            self.books.endpoint_answered(last, failed=status >= 500 and status != NOT_IMPLEMENTED)
+        elif from_pod or outcome is Outcome.FAILED:  # a refusal by another Envoy filter says nothing about the pod
+            self.books.endpoint_answered(last, failed=outcome is Outcome.FAILED)
         if last != self.booking.endpoint:
             self.booking = self.books.rebook(self.booking, last)
 
-    def response_missed(self, why: str) -> None:
-        """Count that the response's plan cannot be carried out."""
-        self.books.response_missed(why)
+    def response_missed(self, why: Miss) -> None:
+        """Record that the response's plan cannot be carried out."""
+        self.books.ledger.tell(Read(missed=(why,)))
 
     def finish(self) -> None:
-        """Release what is booked."""
+        """Release all bookings."""
         self._end_leg()
         if self.end_leg is not None:
             self.end_leg(self.status)
-        if self.trace is not None:
-            self.trace.end(
-                endpoint=self.endpoints[0], served_by=self.served_by, status=self.status, unserved=self.unserved
+        if self.reading_key is not None:
+            self.books.reading.pop(self.reading_key, None)
+        booking, now = self.booking, self.books.clock()
+        if booking is not None:
+            self.books.release(
+                booking,
+                status=self.status,
+                unserved=self.unserved,
+                answered_at=self.answered_at,
+                is_watched=self.plan.watched,
             )
-        if self.booking is not None:
-            if self.promise is not None and not 0 < self.status < 500:
-                self.books.unanswered(self.promise, status=self.status, endpoint=self.booking.endpoint)
-            self.books.release(self.booking, status=self.status, model=self.model, arm=self.arm, unserved=self.unserved)
+        fact = Ended(
+            arrival=self.arrival,
+            endpoint=self.endpoints[0],
+            served_by=self.served_by,
+            booked_on=booking.endpoint if booking is not None else None,
+            status=self.status,
+            unserved=self.unserved,
+            at=now,
+            headers_at=self.answered_at if self.status else None,
+            booked_seconds=now - booking.booked_at if booking is not None else 0.0,
+            label=self.model,
+            arm=self.arm,
+            promise=self.promise,
+            usage=self.usage,
+            stream_failed=self.stream_failed,
+            first_token_seconds=self.first_token_seconds,
+            legs=tuple(self.legs),
+        )
+        self.books.ledger.tell(fact)
 
     def comes_from(self, *, cached_tokens: int | None) -> None:
-        """Note that the prompt was computed by a pod that held so much of it, if the answer's usage has that number.
+        """Set the number of cached tokens to expect in the answer's usage: the prefill pod's.
 
-        None: what it will have of cached tokens is not known, and nothing is compared.
+        None if that number is unknown; then nothing is compared.
         """
         self.response_headers = predicted_anew(self.response_headers, cached_tokens)
         if cached_tokens is None:
@@ -188,9 +202,10 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
             )
             self.plan = msgspec.structs.replace(self.plan, prediction=prediction)
 
-    def move(self, endpoints: Sequence[str]) -> None:
-        """Send it to others than those that were picked, before it has gone anywhere."""
+    def move(self, endpoints: Sequence[str], rank: dict[str, str]) -> None:
+        """Replace the picked endpoints, and the header with the rank, before the request is sent."""
         self.endpoints = endpoints
+        self.set_headers = {name: self.set_headers[name] for name in self.set_headers if name != RANK_HEADER} | rank
         if self.booking is not None and self.booking.endpoint != endpoints[0]:
             self.booking = self.books.rebook(self.booking, endpoints[0])
         if (prediction := self.plan.prediction) is not None:
@@ -199,13 +214,9 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
             )
 
     def computes_itself(self, uncached_tokens: int) -> None:
-        """Note that the pod will compute the prompt that was to come from a prefill pod."""
+        """Book that the pod computes the prompt itself, instead of a prefill pod."""
         if self.booking is not None:
             self.booking = self.books.computes_itself(self.booking, uncached_tokens)
-
-    def _take_back_prediction(self, served_by: str | None, *, from_pod: bool) -> None:
-        if not from_pod or served_by not in (None, self.endpoints[0]):  # it was said of another pod
-            self.response_headers = predicted_anew(self.response_headers, None)
 
     def _end_leg(self) -> None:
         if self.leg is not None:
@@ -213,11 +224,11 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
             self.books.release_leg(leg)
 
     def _remember_keeper(self, response_id: str, keeper: str) -> None:
-        if tag_in(response_id) != tag_of(keeper):  # the client's own id, or Envoy's retry went past the pod
+        if tag_in(response_id) != tag_of(keeper):  # the client's own id, or Envoy retried on another pod
             self.books.keeps(response_id, keeper)
 
     def _asked(self, served_by: str | None) -> Sequence[str]:
-        """Return the endpoints that Envoy has tried, in order; it walks our list, and behind it takes any."""
+        """Return the endpoints that Envoy tried, in order: first our list, then any other."""
         if served_by is None:
             return self.endpoints[:1]
         if served_by in self.endpoints:
@@ -232,34 +243,42 @@ class ReadResponse:
     """
 
     __slots__ = (
+        "_began_at",
         "_books",
         "_chunks",
         "_compares",
         "_ended",
+        "_exchange",
         "_first_seconds",
         "_first_token_at",
         "_handling",
+        "_inflater",
         "_is_stream",
         "_judges",
         "_last_token_at",
+        "_misses",
         "_plan",
         "_rewriter",
         "_served_by",
-        "_trace",
         "_usage",
     )
 
-    def __init__(self, *, books: ExchangeBooks | None, plan: ResponsePlan, trace: RequestTrace | None = None) -> None:
-        """`books`: None where the pool is not known here: the plan is carried out, and nothing is learned.
+    def __init__(
+        self, *, books: ExchangeBooks | None, plan: ResponsePlan, exchange: BookedExchange | None = None
+    ) -> None:
+        """`books` is None for an unknown pool: the plan is carried out, but nothing is learned.
 
-        `trace` is the request's, where it was picked here and is observed.
+        `exchange` is the request's, if it was picked here and is open.
         """
         self._books = books
-        self._trace = trace
+        self._exchange = exchange
         self._plan = plan
+        self._misses: list[Miss] = []
         self._handling = ResponseHandling.PASS
+        self._inflater: zlib._Decompress | None = None
         self._rewriter: ModelRewriter | None = None
         self._usage: UsageReader | None = None
+        self._began_at = 0.0  # unix seconds
         self._chunks = 0
         self._compares = False
         self._is_stream = False
@@ -267,27 +286,36 @@ class ReadResponse:
         self._first_seconds: float | None = None  # from the pick to the first bytes of a stream
         self._served_by: str | None = None
         self._judges = False
-        self._first_token_at: float | None = None  # unix seconds, as the next; of a stream that is judged
-        self._last_token_at = 0.0
+        self._first_token_at: float | None = None  # of a judged stream, unix seconds
+        self._last_token_at = 0.0  # unix seconds
 
     def begin(self, head: ResponseHead, *, served_by: str | None) -> ResponseHandling:
-        """Return what is needed of the body that these headers announce. Errors of the pod pass as they are."""
+        """Return how to handle the body that follows these headers. A pod's errors pass unread."""
         if not 200 <= head.status < 300:
             return ResponseHandling.PASS
-        if head.content_encoding not in ("", "identity"):
-            self._missed(COMPRESSED)
-            return ResponseHandling.PASS
-        if self._plan.requested_model is not None:
+        coding = head.content_encoding.strip().lower()
+        is_plain = coding in ("", "identity")
+        if not is_plain and (self._plan.requested_model is not None or coding not in CODINGS):
+            self._misses.append(Miss.COMPRESSED)
+            if coding not in CODINGS:
+                return ResponseHandling.PASS
+        self._inflater = None if is_plain else zlib.decompressobj(zlib.MAX_WBITS | 32)  # as its first bytes say
+        if self._plan.requested_model is not None and is_plain:
             self._rewriter = rewriter_for(head.content_type, model=self._plan.requested_model)
             if self._rewriter is None:
-                self._missed(NO_MODEL_FIELD)
+                self._misses.append(Miss.NO_MODEL_FIELD)
         self._is_stream = head.content_type.startswith(EVENT_STREAM)
+        picked = self._plan.prediction or self._plan.promise
+        if picked is not None and served_by != picked.endpoint:
+            served_by = named_in((picked.endpoint,), served_by)
+        self._served_by, self._began_at = served_by, time.time()
         self._compares = self._is_to_be_compared(head, served_by)
         counts, is_judged = self._plan.quota is not None, self._plan.promise is not None
-        if self._compares or counts or is_judged:
-            self._usage = usage_reader_for(head.content_type, count_events=counts, find_tokens=is_judged)
-        if is_judged and self._usage is not None:
-            self._served_by, self._judges = served_by, True
+        is_watched = self._plan.watched and self._is_stream
+        if self._compares or counts or is_judged or is_watched:
+            finds_tokens = is_judged or is_watched or self._compares  # each tells the pod's health
+            self._usage = usage_reader_for(head.content_type, count_events=counts, find_tokens=finds_tokens)
+        self._judges = is_judged and self._usage is not None
         if self._rewriter is not None:
             self._handling = ResponseHandling.REWRITE
         elif self._usage is not None:
@@ -295,47 +323,68 @@ class ReadResponse:
         return self._handling
 
     def chunk(self, content: bytes, *, end_of_stream: bool) -> bytes:
-        """Take a part of the body and return what goes to the client now."""
+        """Process a part of the body, and return the bytes for the client."""
         if not self._chunks and self._compares and self._is_stream:
             self._first_seconds = _seconds_since(self._plan.prediction)
         self._chunks += 1
         self._ended = self._ended or end_of_stream
+        plain = self._inflated(content)
         if self._usage is not None:
             before = self._usage.token_events
-            self._usage.feed(content)
+            self._usage.feed(plain + b"\n\n" if end_of_stream else plain)  # the last event may lack its end
             if self._judges and self._usage.token_events > before:
                 self._last_token_at = time.time()
                 if self._first_token_at is None:
                     self._first_token_at = self._last_token_at
                     self._tell_first_token(self._first_token_at)
-            if end_of_stream and self._trace is not None and not self._usage.gave_up:
-                self._trace.usage = self._usage.usage()  # now: its exchange ends before this response's stream may
+            if self._exchange is not None:  # now: it may end before this response's stream
+                self._exchange.stream_failed = self._has_failed(self._usage)
+                if end_of_stream and not self._usage.gave_up:
+                    self._exchange.usage = self._usage.usage()
         return content if self._rewriter is None else self._rewriter.feed(content, end_of_stream=end_of_stream)
 
+    def _inflated(self, content: bytes) -> bytes:
+        """Return the content unpacked, or read no more of the response if that fails."""
+        if self._inflater is None:
+            return content
+        with suppress(zlib.error):
+            plain = self._inflater.decompress(content, MOST_INFLATED_BYTES)
+            if not self._inflater.unconsumed_tail:
+                return plain
+        self._misses.append(Miss.COMPRESSED)
+        self._usage, self._inflater, self._judges = None, None, False
+        return content
+
     def _tell_first_token(self, at: float) -> None:
-        """Tell the trace of the first token of a stream: `at` in unix seconds."""
-        if self._trace is not None and self._is_stream and self._plan.promise is not None:
-            self._trace.first_token_seconds = max(at - self._plan.promise.arrived_at, 0.0)
+        """Record a stream's first token in its exchange; `at` is in unix seconds."""
+        if self._exchange is not None and self._is_stream and self._plan.promise is not None:
+            self._exchange.first_token_seconds = max(at - self._plan.promise.arrived_at, 0.0)
 
     @property
     def holds_back(self) -> bool:
-        """Whether bytes were taken that have not been given back."""
+        """Whether some received bytes have not been returned yet."""
         return self._rewriter is not None and self._rewriter.holds_back
 
     def finish(self) -> None:
-        """Compare, if the whole body was there, and count what was generated."""
-        if self._handling is ResponseHandling.PASS:
-            return
-        if not self._chunks:
-            self._missed(NOT_DELIVERED)
-        elif self._rewriter is not None and self._rewriter.gave_up:
-            self._missed(TOO_LARGE)
-        if self._usage is not None:
-            if self._compares and self._ended:
-                self._compare(self._usage)
-            self._count(self._usage)
-            if self._judges:
-                self._judge(self._usage)
+        """Compare if the body was complete, count generated tokens, and judge targets and the pod's health."""
+        comparison = judged = None
+        if self._handling is not ResponseHandling.PASS:
+            if not self._chunks:
+                self._misses.append(Miss.NOT_DELIVERED)
+            elif self._rewriter is not None and self._rewriter.gave_up:
+                self._misses.append(Miss.TOO_LARGE)
+            if self._usage is not None:
+                is_comparable = self._compares and self._ended and not self._has_failed(self._usage)
+                comparison = self._comparison(self._usage) if is_comparable else None
+                self._count(self._usage)
+                judged = self._judged(self._usage) if self._judges else None
+                if self._is_stream:
+                    self._tell_health(self._usage)
+        if self._books is not None and (comparison is not None or judged is not None or self._misses):
+            self._books.ledger.tell(Read(comparison=comparison, judged=judged, missed=tuple(self._misses)))
+
+    def _has_failed(self, reader: UsageReader) -> bool:
+        return reader.has_failed or (self._ended and self._is_stream and reader.is_empty)
 
     def _is_to_be_compared(self, head: ResponseHead, served_by: str | None) -> bool:
         plan, prediction = self._plan, self._plan.prediction
@@ -347,72 +396,89 @@ class ReadResponse:
         if not (plan.sampled or is_small):
             return False
         if served_by is not None and served_by != prediction.endpoint:
-            self._missed(SERVED_ELSEWHERE)
+            self._misses.append(Miss.SERVED_ELSEWHERE)
             return False
         return True
 
     def _count(self, reader: UsageReader) -> None:
-        """Tell the quota what was generated; what cannot be known stays as it was reserved."""
+        """Charge the quota for generated tokens; unknown ones stay reserved."""
         note = self._plan.quota
         if self._books is None or note is None or not (self._ended or self._is_stream):
-            return  # half a document tells nothing, half a stream has its events
+            return  # an incomplete document has no usage; an incomplete stream still has events
         usage = reader.usage()
         told = usage.output_tokens if usage is not None else None
         if told is not None and self._ended:
             self._books.generated(note, told)
         elif self._is_stream:
-            # what an unread line has brought is not known: nothing is given back
+            # tokens of an unread line are unknown: return no reserved tokens
             least = note.reserved_tokens if reader.gave_up else 0
             self._books.generated(note, max(told or 0, reader.generated_tokens, least))
 
-    def _judge(self, reader: UsageReader) -> None:
-        """Tell the books whether it was within its targets; of half a document nothing can be said."""
-        answer = self._plan.promise
-        if self._books is None or answer is None or not (self._ended or self._is_stream):
+    def _tell_health(self, reader: UsageReader) -> None:
+        if self._books is None or self._served_by is None:
             return
+        seconds = time.time() - self._began_at
+        seen = Seen(
+            status=200,
+            is_stream=True,
+            is_whole=self._ended,
+            tokens=reader.token_events,
+            has_failed=self._has_failed(reader),
+        )
+        self._books.stream_read(self._served_by, outcome_of(seen), seconds=seconds)
+
+    def _judged(self, reader: UsageReader) -> Judged | None:
+        """Return whether the answer met its targets, or None for an incomplete document."""
+        answer = self._plan.promise
+        if answer is None or not (self._ended or self._is_stream):
+            return None
         usage, now = reader.usage(), max(time.time() - answer.arrived_at, 0.0)
         times = StreamTimes.since(answer.arrived_at, first_at=self._first_token_at, last_at=self._last_token_at)
         tokens = usage.output_tokens if usage is not None and self._ended else None
         if tokens is None:
             tokens = reader.token_events or None
         if not reader.has_one_answer:
-            tokens = None  # several answers side by side
+            tokens = None  # several choices in one answer
+
+        failed = self._has_failed(reader)
 
         def verdict(targets: TokenTargets) -> Judgement:
+            if failed:
+                return Judgement(whole=False)
+            if reader.has_refused:
+                return Judgement()
             if self._is_stream:
                 return judge_stream(targets, times, tokens=tokens, ended=self._ended, now=now)
             return judge_document(targets, seconds=now, tokens=tokens)
 
-        self._books.judged(
-            answer,
-            verdict(answer.promise.targets),
-            verdict(answer.asked) if answer.asked is not None else None,
-            served_by=self._served_by,
+        return Judged(
+            answer=answer,
+            judgement=verdict(answer.promise.targets),
+            asked=verdict(answer.asked) if answer.asked is not None else None,
+            served_by=self._served_by or answer.endpoint,
             has_come=self._chunks > 0,
+            failed=failed,
             measured=Measured(ttft_seconds=times.first_seconds, inter_token_seconds=times.mean_inter_token(tokens))
-            if self._is_stream
+            if self._is_stream and not failed
             else NOT_MEASURED,
         )
 
-    def _compare(self, reader: UsageReader) -> None:
+    def _comparison(self, reader: UsageReader) -> Comparison | None:
         assert self._plan.prediction is not None, "usage is read to be compared with it"
         usage = reader.usage()
         if usage is None or reader.gave_up:
-            self._missed(TOO_LARGE if reader.gave_up else NO_USAGE)
-        elif (comparison := compare(self._plan.prediction, usage, first_token_seconds=self._first_seconds)) is None:
-            self._missed(NO_CACHED_TOKENS)
-        elif self._books is not None:
-            if self._trace is not None and self._trace.span is not None:
-                comparison = msgspec.structs.replace(comparison, trace_id=self._trace.trace_id)
-            self._books.realised(comparison)
-
-    def _missed(self, why: str) -> None:
-        if self._books is not None:
-            self._books.response_missed(why)
+            self._misses.append(Miss.TOO_LARGE if reader.gave_up else Miss.NO_USAGE)
+            return None
+        comparison = compare(self._plan.prediction, usage, first_token_seconds=self._first_seconds)
+        if comparison is None:
+            self._misses.append(Miss.NO_CACHED_TOKENS)
+        elif self._exchange is not None and self._exchange.arrival.span is not None:
+            comparison = msgspec.structs.replace(comparison, trace_id=self._exchange.arrival.trace_id)
+        return comparison
 
 
 def _seconds_since(prediction: Prediction | None) -> float | None:
-    """Return the time since the pick by the clocks of this picker and of the one that picked."""
+    """Return the time since the pick, by the wall clocks of both pickers."""
     if prediction is None or not prediction.sent_at:
         return None
     return max(time.time() - prediction.sent_at, 0.0)

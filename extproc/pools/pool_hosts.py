@@ -1,4 +1,4 @@
-"""Which pool serves a request by its host, its cluster, or the name that Envoy calls the picker. Pure."""
+"""Maps a request to its pool by its host, its cluster, or the name by which Envoy calls the picker. Pure."""
 
 import re
 from collections import Counter
@@ -7,9 +7,9 @@ from functools import lru_cache
 
 
 def pool_name(text: str) -> str:
-    """Return "namespace/name" of `NAMESPACE/NAME[:PORT[:PODPORT]]`: the ports are for `kvmesh install` alone.
+    """Return "namespace/name" of `NAMESPACE/NAME[:PORT[:PODPORT]]`: only `kvmesh install` uses the ports.
 
-    One settings file serves all commands, so that what installs a pool also names it. Raise ValueError.
+    All commands share one settings file, so the same entry installs a pool and names it. Raise ValueError.
     """
     name = text.strip().partition(":")[0]
     namespace, slash, short = name.partition("/")
@@ -18,15 +18,7 @@ def pool_name(text: str) -> str:
     return name
 
 
-def only_pool(texts: Sequence[str] | None) -> str | None:
-    """Return the pool of a command that is about one; None where none is named. Raise ValueError."""
-    names = list(dict.fromkeys(map(pool_name, texts or ())))
-    if len(names) > 1:
-        raise ValueError(f"{len(names)} pools are named ({', '.join(names[:4])}): give the one that this is about")
-    return names[0] if names else None
-
-
-# istiod's name for the pods of a Service; those of an InferencePool have a Service `POOL-ip-HASH` of their own
+# istiod's name for the pods of a Service; an InferencePool's pods have a separate Service `POOL-ip-HASH`
 _CLUSTER = re.compile(r"outbound\|\d*\|[^|]*\|(?P<service>[^.|]+)\.(?P<namespace>[^.|]+)\.svc(\.|$)")
 # the same, or the Service's own name in any of its lengths, with or without a port
 _SERVICE = re.compile(
@@ -38,7 +30,7 @@ _SHADOW = re.compile(r"-ip-[0-9a-f]{8}$")
 class PoolHosts:
     """Hosts as policies write them: `api.example.com`, or `*.example.com` for all names below it.
 
-    The most specific one counts; of pools that claim the same, the first by name.
+    The most specific host wins; if several pools claim it, the first pool by name.
     """
 
     def __init__(self, hosts: Mapping[str, Iterable[str]]) -> None:
@@ -79,7 +71,7 @@ def without_port(authority: str) -> str:
 
 
 def pools_of_cluster(cluster: str) -> Sequence[str]:
-    """Return the names that the pool of an Istio cluster may have, the likeliest first; none for another cluster."""
+    """Return the possible pool names of an Istio cluster, likeliest first; none for other clusters."""
     found = _CLUSTER.match(cluster)
     if found is None:
         return ()
@@ -91,13 +83,13 @@ def pools_of_cluster(cluster: str) -> Sequence[str]:
 
 @lru_cache(maxsize=256)  # Envoys call a picker by the same few names
 def service_of(authority: str) -> str:
-    """Return "namespace/name" of the Service by whose name Envoy calls the picker, "" where it is no Service's name."""
+    """Return "namespace/name" of the Service by which Envoy calls the picker, "" if it is not a Service's name."""
     found = _SERVICE.fullmatch(authority.lower())
     return f"{found['namespace']}/{found['service']}" if found is not None else ""
 
 
 class PoolPickers:
-    """Pools by the Service of their endpoint picker. One that several pools name tells none of them apart."""
+    """Pools by the Service of their endpoint picker. A Service that several pools name identifies none of them."""
 
     def __init__(self, pickers: Mapping[str, str]) -> None:
         """`pickers`: pool -> "namespace/name" of the Service, "" for none."""
@@ -105,5 +97,5 @@ class PoolPickers:
         self._pools = {picker: pool for pool, picker in pickers.items() if picker and uses[picker] == 1}
 
     def pool_of(self, authority: str) -> str | None:
-        """Return the pool whose picker is called by this `:authority`."""
+        """Return the pool whose picker Envoy calls by this `:authority`."""
         return self._pools.get(service_of(authority)) if self._pools else None

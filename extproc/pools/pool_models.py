@@ -1,4 +1,4 @@
-"""Which models a pool serves: its policies', then the picker's own, by the names that their blocks are indexed with."""
+"""The models that a pool serves: its policies', then the picker's own, under the names that the indexer uses."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,21 +6,21 @@ from pathlib import Path
 
 from extproc.models.model_folders import with_found_folder
 from extproc.models.models import ModelTable, ServedModel
-from extproc.policy.pool_config import PoolConfig
+from extproc.policy.values import PoolConfig
 from extproc.prompts.tokenizer_cache import TokenizerCache, without_missing
 
 
 def models_of(
     config: PoolConfig, own: Sequence[ServedModel], tokenizers: TokenizerCache, *, folders: Path | None
 ) -> ModelTable:
-    """Return the pool's models; of those whose tokenizers are not loaded yet the pods are asked."""
+    """Return the pool's models; models whose tokenizers are not loaded yet ask their pods instead."""
     return without_missing(declared_models(config, own, folders=folders), tokenizers)
 
 
 def declared_models(config: PoolConfig, own: Sequence[ServedModel], *, folders: Path | None = None) -> ModelTable:
-    """Return the pool's models, with the picker's own (`--models`, `--model`) where the policy says nothing of them.
+    """Return the pool's models, and the picker's own (`--model`) that the policy does not mention.
 
-    Those that nothing is said of have the tokenizer folders of their names below `folders`.
+    A model without a declared token source uses the tokenizer folder of its name below `folders`, if there is one.
     """
     known = config.models.names()
     further = [model for model in own if model.name not in known and config.model in (None, model.name, *model.aliases)]
@@ -31,14 +31,14 @@ def declared_models(config: PoolConfig, own: Sequence[ServedModel], *, folders: 
 
 
 def as_indexed(model: ServedModel, indexed: str | None) -> ServedModel:
-    """Return the model under the name that the indexer computes its blocks with, where that is one of its aliases."""
+    """Return the model under the name by which the indexer computes its block keys, if that is one of its aliases."""
     if indexed is None or indexed not in model.aliases:
         return model
     return replace(model, name=indexed, aliases=(model.aliases - {indexed}) | {model.name})
 
 
 def _as_told(model: ServedModel, learned: Sequence[ServedModel]) -> ServedModel:
-    """Return the model with the names that its pods tell, under the one that its blocks are indexed with."""
+    """Return the model with its pods' names added, under the name that its blocks are indexed with."""
     names = {model.name, *model.aliases}
     for told in learned:
         if not names.isdisjoint((told.name, *told.aliases)):
@@ -47,13 +47,12 @@ def _as_told(model: ServedModel, learned: Sequence[ServedModel]) -> ServedModel:
 
 
 def _unknown(config: PoolConfig, served: Sequence[ServedModel]) -> list[ServedModel]:
-    """Return those models that only the pods tell of; none where a policy lists all there are."""
     known = {name for model in served for name in (model.name, *model.aliases)}
     return [] if config.models.only_listed else [each for each in config.learned if each.name not in known]
 
 
 def _once(served: Sequence[ServedModel]) -> tuple[ServedModel, ...]:
-    """Return the models with each name at the first that has it: what several pods tell may overlap."""
+    """Keep each name only for the first model that has it: the pods' names may overlap."""
     seen: set[str] = set()
     kept = []
     for model in served:

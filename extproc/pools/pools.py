@@ -1,35 +1,34 @@
-"""The pools that one picker serves: told apart by gRPC metadata or host, changed while requests run.
+"""The pools that one picker serves: selected by gRPC metadata or host, changed while requests run.
 
-A pool that goes keeps its open requests until they end, and waiting ones for `RETURN_SECONDS`; one that comes back
-meanwhile goes on where it was.
+A removed pool keeps its open requests until they end, and waiting ones for `RETURN_SECONDS`. If it returns before all
+of them have ended, it continues with its old state.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from extproc.admission.classify import claims_named, headers_named
+from extproc.answers.response_plan import ResponsePlan
 from extproc.errors import KvmeshError, NoPoolForHostError, PickError, UnknownPoolError
 from extproc.ext_proc.exchange import RequestFacts
+from extproc.ledger import metrics
+from extproc.ledger.facts import Decided, DecisionRecord, NoDecision, RequestOutcome
+from extproc.ledger.ledger import Throttle
 from extproc.models.learned_models import learned_models
 from extproc.policy.model_tokens import ModelTokens
-from extproc.policy.pool_config import PoolConfig
-from extproc.policy.scale_problems import ScaleProblem
+from extproc.policy.values import PoolConfig
 from extproc.pools.booked_exchange import ReadResponse
-from extproc.pools.decision_headers import decision_headers, new_decision_id
+from extproc.pools.plan_response import decision_headers, new_decision_id
 from extproc.pools.pool import Pool
 from extproc.pools.pool_hosts import PoolHosts, PoolPickers, pools_of_cluster
 from extproc.pools.shared_resources import SharedResources
-from extproc.records.request_events import DecisionRecord, RequestOutcome
-from extproc.responses.response_plan import ResponsePlan
-from extproc.scaling.acting import WRONG, ActOutcome, ScaleWish
 from extproc.scaling.seen import Signal
-from extproc.telemetry import metrics
 from kvmesh.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -38,35 +37,37 @@ AUTHORITY = ":authority"
 LOOK_SECONDS = 1.0
 LOOKS_BACK_EVERY = 5  # looks
 SCALES_EVERY = 2  # looks
-LOOKS_BACK_AT_REST = 30  # likewise, at the models of pools without requests: their pods are asked minutes apart
+LOOKS_BACK_AT_REST = 30  # looks, for pools without requests: their pods are asked minutes apart
 FOLDERS_EVERY_SECONDS = 5.0
-TOKENIZERS_SECONDS = 5.0  # that a picker which starts waits for them: meanwhile the pods could be asked
-WATCHED_SECONDS = 900.0  # after its last pick a pool is looked at so long
-RETURN_SECONDS = 5.0  # for a pool that was deleted to be made anew: waiting requests go on then, and get a 503 else
-FULL_MEMORY_POOLS = 4  # with more pools, each remembers less of what it has routed
+TOKENIZERS_SECONDS = 5.0  # the longest wait for tokenizers at start-up; without them the pods can be asked
+WATCHED_SECONDS = 900.0  # how long after its last pick a pool's predictions are checked
+RETURN_SECONDS = 5.0  # for a deleted pool to be recreated: waiting requests then go on, otherwise they get a 503
+MOST_COMPLAINTS = 1000  # remembered
+FULL_MEMORY_POOLS = 4  # with more pools, each gets less routing memory
 
 
 class Pools:
-    """All of them; each runs its own scraper and quotas."""
+    """All pools; each runs its own scraper and quotas."""
 
-    def __init__(self, resources: SharedResources, *, changed: Callable[[], None] | None = None) -> None:
-        """`changed` is told when requests are to be read for other headers or claims than before."""
+    def __init__(self, resources: SharedResources, *, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called when the headers or claims to read from requests may have changed."""
         self._resources = resources
         self._changed = changed
         self._pools: dict[str, Pool] = {}
-        self._leaving: dict[str, Pool] = {}  # with open requests
-        self._waits_until: dict[str, float] = {}  # of these: until when (monotonic seconds) its requests go on waiting
+        self._leaving: dict[str, Pool] = {}  # removed, with open requests
+        self._waits_until: dict[str, float] = {}  # leaving pool -> end of its requests' wait (monotonic seconds)
         self._only: Pool | None = None
-        self._every_request: Pool | None = None  # the pool of flags, which needs no route
+        self._every_request: Pool | None = None  # the pool of --endpoints, which needs no route
         self._hosts = PoolHosts({})
         self._pickers = PoolPickers({})
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, tuple[asyncio.Task[None], ...]] = {}
         self._loading: set[asyncio.Task[None]] = set()
-        self._given: dict[str, PoolConfig] = {}  # what each pool was last set up with, before what its pods tell
+        self._given: dict[str, PoolConfig] = {}  # each pool's last configuration, without learned models
         self._one_at_a_time = asyncio.Lock()
-        self._coming: Sequence[PoolConfig] = ()  # being applied: what they look at is read already
+        self._coming: Sequence[PoolConfig] = ()  # being applied; their headers and claims are already read
         self._memory_share = 1.0
+        self._complaints: dict[tuple[str, str], Throttle] = {}  # (pool, error)
         self._are_known = asyncio.Event()
         self.registry = Registry()
         self._unrouted = self.registry.values(metrics.UNROUTED)
@@ -74,9 +75,9 @@ class Pools:
     # --- for requests ---------------------------------------------------------------------------------------------
 
     def of_request(self, facts: RequestFacts) -> Pool:
-        """Return the pool of a request: of its cluster, named by its route or by the picker's Service, or its host's.
+        """Return a request's pool: by its cluster, else its route's metadata, the picker's Service, or its host.
 
-        Raise PickError where there is none.
+        Raise PickError without one.
         """
         if self._every_request is not None:
             return self._every_request
@@ -96,9 +97,9 @@ class Pools:
             raise
 
     def response(self, plan: ResponsePlan) -> ReadResponse:
-        """Open a response whose pick, here or on another picker, made this plan."""
+        """Open a response with the plan that its pick made, here or on another picker."""
         pool = self._pools.get(plan.pool) or self._leaving.get(plan.pool)
-        # what a client was promised holds, also where the pool is not known here
+        # carry out the plan even for a pool unknown here
         return pool.response(plan) if pool is not None else ReadResponse(books=None, plan=plan)
 
     def for_host(self, authority: str) -> Pool:
@@ -118,16 +119,17 @@ class Pools:
         return pool
 
     def _tell_unrouted(self, facts: RequestFacts, refusal: PickError) -> None:
-        """Tell the observers of a request that belongs to no pool."""
-        watch = self._resources.watch
-        trace = watch.open("", facts) if watch.is_used else None
-        if trace is not None:
-            record = DecisionRecord(at=time.time(), id=new_decision_id(), facts=facts, model=None, outcome=refusal)
-            if self._resources.settings.decision_headers:
-                refusal.headers = {**refusal.headers, **decision_headers(record.id)}
-            asyncio.get_running_loop().call_soon(trace.decided, RequestOutcome.REFUSED, record)
+        record = DecisionRecord(
+            at=time.time(), id=new_decision_id(), facts=facts, model=None, outcome=NoDecision.of(refusal)
+        )
+        if self._resources.settings.decision_headers:
+            refusal.headers = {**refusal.headers, **decision_headers(record.id)}
+        watch, now = self._resources.watch, time.monotonic()
+        arrival = watch.arrival("", facts, at=now)
+        fact = Decided(arrival=arrival, outcome_kind=RequestOutcome.REFUSED, record=record, at=now)
+        asyncio.get_running_loop().call_soon(watch.decided, fact)
 
-    # --- what there is --------------------------------------------------------------------------------------------
+    # --- the current pools ----------------------------------------------------------------------------------------
 
     @property
     def names(self) -> Sequence[str]:
@@ -141,50 +143,24 @@ class Pools:
 
     @property
     def with_requests(self) -> Mapping[str, Pool]:
-        """Return the pools by name, with those that only finish their requests."""
+        """The pools by name, including removed ones that finish their requests."""
         return {**self._leaving, **self._pools}
 
     def pool(self, name: str) -> Pool | None:
-        """Return the pool of this name."""
+        """Return the pool of this name, or None."""
         return self._pools.get(name)
 
     def signals(self, name: str) -> Mapping[str, Signal] | None:
-        """Return how many pods each role of a pool wants, of roles that its policy names; None: no such pool."""
+        """Return a pool's scaling signals by role, for the roles in its policy, or None if there is no such pool."""
         pool = self._pools.get(name)
         return None if pool is None else pool.scale.signals
 
-    def scaled_roles(self, name: str) -> Collection[str]:
-        """Return the roles of a pool for which its policy wants a signal."""
-        pool = self._pools.get(name)
-        return () if pool is None else tuple(pool.config.policy.autoscale.by_role)
-
-    def scale_wishes(self) -> list[ScaleWish]:
-        """Return what the pools' policies want written into the scale of Deployments."""
-        return [wish for pool in self._pools.values() for wish in pool.scale.wishes()]
-
-    def note_acts(self, outcomes: Sequence[ActOutcome]) -> None:
-        """Take what has come of all wishes."""
-        for name, pool in self._pools.items():
-            pool.scale.acts = tuple(each for each in outcomes if each.wish.pool == name)
-
-    def wrong_acts(self) -> Mapping[str, Sequence[ScaleProblem]]:
-        """Return by pool which Deployments are not scaled as its policies want, and why."""
-        found = {
-            name: tuple(
-                ScaleProblem(deployment=each.wish.deployment, reason=each.state.value, message=each.words)
-                for each in pool.scale.acts
-                if each.state in WRONG
-            )
-            for name, pool in self._pools.items()
-        }
-        return {name: problems for name, problems in found.items() if problems}
-
     def model_tokens(self) -> Mapping[str, Sequence[ModelTokens]]:
-        """Return by pool where its models' tokens come from, as their requests have shown."""
+        """Return the observed token sources of each pool's models."""
         return {name: pool.model_tokens() for name, pool in self._pools.items()}
 
     def wanted_headers(self) -> frozenset[str]:
-        """Return the request headers (lowercase) that any pool looks at."""
+        """Return the request headers (lowercase) that any pool needs."""
         own = frozenset({AUTHORITY}) if self._resources.settings.follows_mesh else frozenset[str]()
         return own.union(
             *[pool.wanted_headers() for pool in self._pools.values()],
@@ -192,7 +168,7 @@ class Pools:
         )
 
     def wanted_claims(self) -> frozenset[str]:
-        """Return the claims of a verified JWT that any pool looks at."""
+        """Return the claims of a verified JWT that any pool needs."""
         return frozenset[str]().union(
             *[pool.wanted_claims() for pool in self._pools.values()],
             *[claims_named(config.policy.priorities) for config in self._coming],
@@ -201,14 +177,14 @@ class Pools:
     # --- changes --------------------------------------------------------------------------------------------------
 
     async def apply(self, configs: Mapping[str, PoolConfig]) -> None:
-        """Serve these pools so from now on; what is as it was is left alone.
+        """Serve these pools with these configurations; unchanged pools are not touched.
 
-        Open requests, waiting ones, bookings and quotas stay. A pool that cannot be set up is said in the log; the
-        others are served, and it stays as it was.
+        Open and waiting requests, bookings and quotas stay. If a pool cannot be set up, this is logged and it stays as
+        it was; the others are served.
         """
         async with self._one_at_a_time:
             self._coming = tuple(configs.values())
-            self._tell_wanted()
+            self._changed()
             self._memory_share = min(1.0, FULL_MEMORY_POOLS / max(len(configs), 1))
             for name in [name for name in self._pools if name not in configs]:
                 with self._alone(name):
@@ -221,17 +197,17 @@ class Pools:
                         continue
                 with self._alone(name):
                     self._set(config)
-                await asyncio.sleep(0)  # each costs a millisecond or more, and there may be hundreds
-            self._route()  # at once for all: a host that moves to another pool is never without one
+                await asyncio.sleep(0)  # each takes a millisecond or more, and there may be hundreds
+            self._route()  # all at once: a host that moves between pools is never without one
             self._coming = ()
-            self._tell_wanted()
+            self._changed()
             self._resources.tokenizers.keep(
                 [model for pool in self.with_requests.values() for model in pool.declared_models()]
             )
         self._are_known.set()
 
     async def known(self) -> None:
-        """Wait until pools were applied once."""
+        """Wait until pools have been applied once."""
         await self._are_known.wait()
 
     def _set(self, config: PoolConfig) -> None:
@@ -250,14 +226,14 @@ class Pools:
             self._start(pool)
             log.info("pool", extra={"pool": name, "endpoints": len(config.endpoints)})
         learned = self._as_learned(pool, config)
-        if pool.config != learned:
+        if pool.given != learned:
             pool.apply(learned)
         self._given[name] = config
         self._start_quotas(pool)
         self._load_tokenizers(pool)
 
     def _leave(self, name: str) -> None:
-        """Take nothing new for a pool; what is open ends by itself, what waits goes on only if it soon comes back."""
+        """Remove a pool. Open requests finish; queued ones wait RETURN_SECONDS for the pool to return."""
         pool = self._pools.pop(name)
         pool.scale.end()
         self._given.pop(name, None)
@@ -269,18 +245,16 @@ class Pools:
             pool.leave()
 
     def _as_learned(self, pool: Pool, config: PoolConfig) -> PoolConfig:
-        """Return the config with the models that the pool's pods tell, where it declares none."""
         if not config.learns_models:
             return config
         told = [status.models for status in pool.endpoints.known(now=time.monotonic())]
-        learned = pool.config.learned  # pods that do not answer have not become others
+        learned = pool.config.learned  # silent pods keep their models
         if any(told):
             learned = learned_models(told, folders=self._resources.settings.tokenizer_folders)
         return config if learned == config.learned else replace(config, learned=learned)
 
     def _learn(self, pool: Pool) -> None:
-        """Go by the models that the pods tell by now."""
-        config = self._as_learned(pool, pool.config)
+        config = self._as_learned(pool, pool.given)
         if config.learned != pool.config.learned:
             names = {each.name: sorted(each.aliases) for each in config.learned}
             log.info("the pods tell their models", extra={"pool": pool.name, "models": names})
@@ -288,27 +262,29 @@ class Pools:
             self._load_tokenizers(pool)
 
     def _told(self, pool: Pool) -> None:
-        """Learn at once what the last of a pool's new pods has told: requests may wait for it."""
+        """Learn the models as soon as all new pods have answered: requests may be waiting for them."""
         if self._pools.get(pool.name) is pool:
             with self._alone(pool.name):
                 self._learn(pool)
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """Say what goes wrong with one pool; the others are served all the same."""
+        """Log an error of one pool, so that it does not affect the others."""
         try:
             yield
-        except KvmeshError as error:
-            log.error("the pool cannot be served as it is configured: %s", error, extra={"pool": name})
-        except Exception:  # a defect
-            log.exception("the pool has failed", extra={"pool": name})
-
-    def _tell_wanted(self) -> None:
-        if self._changed is not None:
-            self._changed()
+        except Exception as error:
+            if len(self._complaints) >= MOST_COMPLAINTS:
+                self._complaints.clear()
+            # the look that fails comes again each second, and each change of a pod applies all configurations
+            if not self._complaints.setdefault((name, f"{type(error).__name__}: {error}"), Throttle()).passes():
+                return
+            if isinstance(error, KvmeshError):
+                log.error("the pool cannot be served as it is configured: %s", error, extra={"pool": name})
+            else:  # a bug
+                log.exception("the pool has failed", extra={"pool": name})
 
     def _route(self) -> None:
-        # one that says which hosts are its own gets no others, also while it is the only one
+        # a pool with declared hosts gets no other hosts, even if it is the only pool
         pools = tuple(self._pools.values())
         self._only = pools[0] if len(pools) == 1 and not pools[0].config.hosts else None
         self._every_request = next((pool for pool in pools if pool.config.from_flags), None)
@@ -318,7 +294,7 @@ class Pools:
     # --- tasks ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Scrape, write and watch for all pools until cancelled."""
+        """Run the scrapers, quotas, shared state and checks of all pools until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             for pool in self._pools.values():
@@ -332,26 +308,26 @@ class Pools:
             await self._watch()
 
     async def close(self) -> None:
-        """Let go of everything; call it when `run` has ended."""
+        """Close all pools; call it after `run` has ended."""
         self._tasks = None
         for pool in self.with_requests.values():
             await pool.close()
 
     def end_waiting(self) -> None:
-        """Answer all requests that wait; none waits from now on."""
+        """Refuse all waiting requests; none waits from now on."""
         for pool in self._pools.values():
             pool.runtime.admission.close()
 
     async def first_looks(self) -> None:
-        """Wait until the index and every endpoint were looked at, and until the models' tokenizers are loaded.
+        """Wait until the index and every endpoint have been read once, and the models' tokenizers are loaded.
 
-        All of it has deadlines: what does not answer is not waited for.
+        Every wait has a deadline.
         """
         pools = tuple(self._pools.values())
         scrapes = [pool.endpoints.first_scrapes() for pool in pools]
         await asyncio.gather(self._resources.look_at_index(), *scrapes)
         await asyncio.gather(*[pool.answers() for pool in pools])
-        if self._loading:  # of declared models, and of those that the pods have told
+        if self._loading:  # tokenizers of declared models and of models learned from the pods
             await asyncio.wait(self._loading, timeout=TOKENIZERS_SECONDS)
 
     def _start(self, pool: Pool) -> None:
@@ -360,7 +336,7 @@ class Pools:
             self._running[pool.name] = (task,)
 
     def _start_quotas(self, pool: Pool) -> None:
-        """Quotas are written once there is one: hundreds of pools without need no task each."""
+        """Start the quota task only once a pool has quotas: hundreds of pools may have none."""
         running = self._running.get(pool.name, ())
         if self._tasks is not None and len(running) == 1 and pool.quotas.is_used:
             task = self._tasks.create_task(pool.quotas.run(), name=f"share quotas of {pool.name}")
@@ -376,11 +352,10 @@ class Pools:
     async def _loaded(self, pool: Pool, missing: Sequence[Any]) -> None:
         with self._alone(pool.name):
             await self._resources.tokenizers.load(missing)
-            pool.apply(pool.config)
+            pool.apply(pool.given)
             pool.tokens.reporter.look()
 
     async def _refresh_folders(self) -> None:
-        """Take up what has changed in folders, what could not be loaded before, and folders that are new."""
         while True:
             await asyncio.sleep(FOLDERS_EVERY_SECONDS)
             for pool in tuple(self._pools.values()) if self._resources.settings.tokenizer_folders is not None else ():
@@ -390,10 +365,10 @@ class Pools:
             if await self._resources.tokenizers.refresh():
                 for pool in tuple(self.with_requests.values()):
                     with self._alone(pool.name):
-                        pool.apply(pool.config)
+                        pool.apply(pool.given)
 
     async def _check_tokens(self) -> None:
-        """Compare the folders' tokens with the pods', one pod of each model after another."""
+        """Compare the folders' tokens with the pods', one pod per model at each look."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             for pool in tuple(self._pools.values()):
@@ -416,23 +391,21 @@ class Pools:
                 if pool.config.model is None and (not pool.config.learned or looks % every == 0):
                     with self._alone(pool.name):
                         self._learn(pool)
-                if pool.runtime.picked_at > since:
+                if pool.runtime.picked_at > since and looks % LOOKS_BACK_EVERY == 0:
                     with self._alone(pool.name):
-                        pool.match_reporter.look()
-                        if looks % LOOKS_BACK_EVERY == 0:
-                            pool.realised_reporter.look()
+                        pool.realised_reporter.look()
                 if looks % every == 0:
                     with self._alone(pool.name):
                         pool.tokens.reporter.look()
             self._end_waits()
             for pool in tuple(self._leaving.values()):
-                # it may have come back while another one was closed
+                # it may have returned while another pool was closed
                 if pool.is_free and self._leaving.get(pool.name) is pool:
                     with self._alone(pool.name):
                         await self._end(pool)
 
     def _end_waits(self) -> None:
-        """Answer requests that wait in pools that have not come back in time."""
+        """Refuse the waiting requests of pools that have not returned in time."""
         now = time.monotonic()
         for name in [name for name, until in self._waits_until.items() if now >= until]:
             del self._waits_until[name]

@@ -1,16 +1,15 @@
-"""The prefill legs of a pool's requests: planned when the decode pod is chosen, run before the request goes there.
+"""The prefill legs of a pool's requests: planned when the decode pod is chosen, run before the request is sent to it.
 
-Each leg has a booking of its own on the prefill pod, released when the leg ends, however it does. A leg that brings
-nothing is followed by one to the next prefill pod, and by the decode pod's own prefill when the time that the class has
-for this is over: the client never sees an error that this could have avoided. In a race the first two legs run at once,
-and the first answer ends the other one. Where the protocol wants both pods at once, the leg runs beside its request and
-ends with it.
+Each leg is booked on its prefill pod until it ends, whatever its outcome. After a failed leg, the next prefill pod is
+tried. When the class's time for this is over, the decode pod computes the prompt itself: the client never sees an
+avoidable error. In a race, the first two legs run at once, and the first answer cancels the other leg. If the protocol
+needs both pods at the same time, the leg runs alongside its request and ends with it.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -36,45 +35,41 @@ from extproc.disaggregation.transfer_protocols import (
 )
 from extproc.errors import NoReadyEndpointError, PickError
 from extproc.ext_proc.exchange import RequestFacts
+from extproc.ledger.facts import Arrival, LegEnd, LegsEnded
 from extproc.pods.inflight import Booking
+from extproc.pods.pod_ranks import pod_of
 from extproc.policy.disaggregation import Protocol
 from extproc.policy.priority import StepKind
 from extproc.pools.booked_exchange import BookedExchange
 from extproc.pools.picker_books import PickerBooks
-from extproc.pools.request_watch import RequestTrace
-from extproc.prefixes.prompt_match import PromptKeys
 from extproc.requests.json_edit import JsonObject
-from extproc.telemetry.degradation_log import DegradationLog
-from extproc.telemetry.prefill_telemetry import FIRST, NONE, SECOND, PrefillTelemetry
 from kvmesh.pods.pod_http import PodPages
 
-LEAST_SECONDS = 1e-6  # of a leg, expected
-LEG_FAILED = "prefill-leg-failed"  # a word of the log
+LEAST_SECONDS = 1e-6  # the least expected duration of a leg
 
 
 class BookedLeg(msgspec.Struct, kw_only=True, eq=False):
-    """One leg: a prompt that is booked at one prefill pod."""
+    """One leg: a prompt booked on one prefill pod."""
 
     place: PrefillPlace
     names: LegNames
-    booking: Booking | None  # None: it is over
+    booking: Booking | None  # None once it is over
     began: float  # monotonic seconds
 
 
 class PrefillWork(msgspec.Struct, kw_only=True, eq=False):
-    """What a booked request's legs need, and what has come of them."""
+    """The inputs of a booked request's legs, and their result."""
 
     plan: PrefillPlan
     protocol: TransferProtocol
     asked: LegRequest
-    prompts: Sequence[PromptKeys]
-    context_tokens: int  # of the prompt
+    picked: Picked
     seconds: float  # for all legs together
-    removed_headers: tuple[str, ...] = ()  # that describe the client's body and not this one
-    trace: RequestTrace | None = None  # None: it is not observed
-    legs: list[BookedLeg] = []  # in the order of the plan's places, as far as they have been booked
-    won: BookedLeg | None = None  # the first that has brought its parameters
-    fields: Fields = {}  # of the decode pod's body, by that leg
+    arrival: Arrival
+    ends: list[LegEnd] = []
+    legs: list[BookedLeg] = []  # those booked so far, in the order of the plan's places
+    won: BookedLeg | None = None  # the first leg that returned its parameters
+    fields: Fields = {}  # for the decode pod's body, from the winner
 
 
 class PrefillLegs:
@@ -84,37 +79,30 @@ class PrefillLegs:
         self,
         *,
         books: PickerBooks,
-        telemetry: PrefillTelemetry,
-        degradations: DegradationLog,
         pages: PodPages,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = secrets.randbelow,
     ) -> None:
-        """Take, with `draw`, what numbers transfers: it returns a number from 0 on, below its argument."""
+        """`draw(n)` returns a random number in [0, n); it numbers the transfers."""
         self._books = books
-        self._telemetry = telemetry
-        self._degradations = degradations
         self._clock = clock
         self._pages = pages
         self._draw = draw
-        self.beside: set[asyncio.Task[None]] = set()  # legs that run beside their requests
+        self.beside: set[asyncio.Task[None]] = set()  # legs that run alongside their requests
 
     def book(self, picked: Picked, exchange: BookedExchange) -> PrefillWork | None:
         """Book the leg of a request that has just been booked, or both legs of a race.
 
-        Return what is left to be done before the request goes to its pod. An exchange that is finished before ends it.
+        Return the work to do before the request is sent to its pod. If the exchange finishes first, it ends the legs.
         """
         plan, prepared = picked.prefill, picked.prepared
-        if plan is None:
+        if plan is None or not plan.is_remote:
             return None
-        self._telemetry.decided(remote=plan.is_remote)
-        if not plan.is_remote:
-            return None
-        first, prompts, context_tokens = plan.places[0], prepared.query.prompts, picked.decision.prompt_tokens
+        first = plan.places[0]
         protocol = protocol_of(plan.policy)
         if protocol is None:  # the decode pod's sidecar runs it
-            exchange.leg = self._books.book_leg(first, prompts, context_tokens=context_tokens)
-            exchange.set_headers = {**exchange.set_headers, PREFILLER_HEADER: first.endpoint}
+            exchange.leg = self._book(first, picked)
+            exchange.set_headers = {**exchange.set_headers, PREFILLER_HEADER: pod_of(first.endpoint)}
             return None
         body = exchange.body if exchange.body is not None else prepared.sent.plain
         assert body is not None, "only what can be read is split"
@@ -127,21 +115,24 @@ class PrefillLegs:
                 body=JsonObject(body),
                 headers=_leg_headers(prepared.asked.facts, exchange.set_headers),
             ),
-            prompts=prompts,
-            context_tokens=context_tokens,
-            removed_headers=(CONTENT_ENCODING,) if prepared.is_coded else (),
+            picked=picked,
             seconds=min(plan.policy.timeout_seconds, max(promised - plan.sides.local_seconds, 2.0 * first.leg_seconds)),
-            trace=exchange.trace,
+            arrival=exchange.arrival,
         )
+        exchange.legs = work.ends
         exchange.end_leg = lambda _: self._end(work)
         for place in plan.places[: 2 if plan.races else 1]:
             self._begin(work, place)
         return work
 
-    async def run(self, work: PrefillWork, exchange: BookedExchange) -> None:
-        """Run the leg, and put into the exchange what the decode pod gets: where the blocks are, or nothing of it.
+    def _book(self, place: PrefillPlace, picked: Picked) -> Booking:
+        prompts, context_tokens = picked.prepared.query.prompts, picked.decision.prompt_tokens
+        return self._books.book_leg(place, prompts, context_tokens=context_tokens)
 
-        Where the protocol wants both pods at once, return when the leg has begun.
+    async def run(self, work: PrefillWork, exchange: BookedExchange) -> None:
+        """Run the legs, and put the location of the blocks, if any leg succeeded, into the decode pod's body.
+
+        If the protocol needs both pods at the same time, return once the leg has begun.
         """
         if work.protocol.is_at_once:
             self._run_beside(work, exchange)
@@ -151,30 +142,30 @@ class PrefillLegs:
             await self._first_legs(work)
             for place in work.plan.places[len(work.legs) :]:
                 left = until - self._clock()
-                if work.won is not None or left < place.leg_seconds:  # the decode pod would have to hurry as it is
+                if work.won is not None or left < place.leg_seconds:  # no time left for another leg
                     break
                 await self._leg(work, self._begin(work, place), timeout_seconds=left)
         finally:
             exchange.end_leg = None
             self._end(work)
         if work.won is None:
-            self._telemetry.fell_back()
+            self._books.ledger.tell(LegsEnded(fell_back=True))
             exchange.computes_itself(work.plan.sides.uncached_tokens)
             return
         _hand_over(work, exchange, work.fields, work.won.place)
 
     def keep_endpoints(self, endpoints: Iterable[str]) -> None:
-        """Close the connections to all others."""
+        """Close the connections to all other endpoints."""
         self._pages.keep(endpoints)
 
     def close(self) -> None:
-        """Close the connections to prefill pods, and end what runs there beside its request."""
+        """Cancel the legs that run alongside requests, and close the connections to prefill pods."""
         for task in tuple(self.beside):
             task.cancel()
         self._pages.close()
 
     async def _first_legs(self, work: PrefillWork) -> None:
-        """Run the legs that are booked, two of them at once until one has brought its parameters."""
+        """Run the booked legs; in a race, both at once until one returns its parameters."""
         if len(work.legs) == 1:
             await self._leg(work, work.legs[0], timeout_seconds=work.seconds)
             return
@@ -189,10 +180,11 @@ class PrefillLegs:
                 for task in running:
                     task.cancel()
         finally:
-            self._telemetry.raced(NONE if work.won is None else FIRST if work.won is work.legs[0] else SECOND)
+            winner = work.legs.index(work.won) if work.won is not None else -1
+            self._books.ledger.tell(LegsEnded(race_winner=winner))
 
     def _run_beside(self, work: PrefillWork, exchange: BookedExchange) -> None:
-        """Begin the leg; it ends by its answer or with the exchange, whichever comes first."""
+        """Start the leg alongside its request; it ends with its answer or with the exchange, whichever is first."""
         (leg,) = work.legs
         _hand_over(work, exchange, work.protocol.hand_over(leg.names, b""), leg.place)
         leg.began = self._clock()
@@ -202,14 +194,13 @@ class PrefillLegs:
         task.add_done_callback(self.beside.discard)
 
         def end(status: int) -> None:
-            if leg.booking is not None:  # an answer could not be without the prompt's blocks
+            if leg.booking is not None:  # the decode pod's success implies that it got the prompt's blocks
                 self._ended(work, leg, LegOutcome.ANSWERED if 200 <= status < 300 else LegOutcome.CLIENT_LEFT)
             task.cancel()
 
         exchange.end_leg = end
 
     def _begin(self, work: PrefillWork, place: PrefillPlace) -> BookedLeg:
-        """Book one more leg."""
         leg = BookedLeg(
             place=place,
             names=LegNames(
@@ -217,47 +208,55 @@ class PrefillLegs:
                 bootstrap_port=work.plan.policy.bootstrap_port,
                 number=LEAST_NUMBER + self._draw(MOST_NUMBER - LEAST_NUMBER),
             ),
-            booking=self._books.book_leg(place, work.prompts, context_tokens=work.context_tokens),
+            booking=self._book(place, work.picked),
             began=self._clock(),
         )
         work.legs.append(leg)
         return leg
 
     async def _leg(self, work: PrefillWork, leg: BookedLeg, *, timeout_seconds: float | None) -> None:
-        """Run one leg that is booked, and end its booking; the first that brings its parameters has won."""
-        outcome, leg.began, endpoint = None, self._clock(), leg.place.endpoint
+        """Run one booked leg, and end its booking; the first leg to return its parameters wins."""
+        outcome, problem, leg.began, endpoint = None, "", self._clock(), leg.place.endpoint
+        asked = work.asked.at_rank(endpoint, self._books.ranks)
         try:
             fields = await run_leg(
-                self._pages, endpoint, work.asked, work.protocol, leg.names, timeout_seconds=timeout_seconds
+                self._pages, endpoint, asked, work.protocol, leg.names, timeout_seconds=timeout_seconds
             )
             outcome = LegOutcome.LATE
             if work.won is None:
                 outcome, work.won, work.fields = LegOutcome.ANSWERED, leg, fields
         except LegError as error:
-            outcome = error.outcome
-            self._degradations.note({LEG_FAILED: f"{endpoint}: {error}"}, now=self._clock())
+            outcome, problem = error.outcome, str(error)
         finally:
-            if leg.booking is not None:  # else its exchange has ended it
-                self._ended(work, leg, outcome or _given_up(work))
+            if leg.booking is not None:  # else its exchange has already ended it
+                self._ended(work, leg, outcome or _given_up(work), problem=problem)
 
     def _end(self, work: PrefillWork) -> None:
-        """End the legs that nothing has ended: those that have not begun."""
+        """End the legs that have not begun."""
         for leg in work.legs:
             if leg.booking is not None:
                 self._ended(work, leg, _given_up(work))
 
-    def _ended(self, work: PrefillWork, leg: BookedLeg, outcome: LegOutcome) -> None:
+    def _ended(self, work: PrefillWork, leg: BookedLeg, outcome: LegOutcome, *, problem: str = "") -> None:
         assert leg.booking is not None, "a leg is released once"
         booking, leg.booking = leg.booking, None
         self._books.release_leg(booking)
         place, seconds = leg.place, self._clock() - leg.began
-        trace_id = work.trace.trace_id if work.trace is not None else ""
-        self._telemetry.leg_ended(place.endpoint, outcome, seconds=seconds, trace_id=trace_id)
+        lost = None
         if outcome in (LegOutcome.LOST, LegOutcome.LATE):
             part = 1.0 if outcome is LegOutcome.LATE else min(seconds / max(place.leg_seconds, LEAST_SECONDS), 1.0)
-            self._telemetry.lost(seconds=seconds, tokens=part * place.uncached_tokens)
-        if work.trace is not None:
-            work.trace.leg(endpoint=place.endpoint, outcome=outcome.value, seconds=seconds)
+            lost = part * place.uncached_tokens
+        end = LegEnd(
+            endpoint=place.endpoint,
+            outcome=outcome,
+            began_seconds=leg.began - work.arrival.at,
+            seconds=seconds,
+            lost_tokens=lost,
+            problem=problem,
+            trace_id=work.arrival.trace_id,
+        )
+        work.ends.append(end)
+        self._books.ledger.tell(end)
         self._note(place.endpoint, outcome)
 
     def _note(self, endpoint: str, outcome: LegOutcome) -> None:
@@ -265,16 +264,15 @@ class PrefillLegs:
             self._books.endpoint_full(endpoint)
         elif outcome not in (LegOutcome.CLIENT_LEFT, LegOutcome.LOST):
             failed = outcome not in (LegOutcome.ANSWERED, LegOutcome.LATE, LegOutcome.REFUSED)
-            self._books.endpoint_answered(endpoint, failed=failed)
+            self._books.endpoint_answered(endpoint, failed=failed, is_whole=True)
 
 
 def plan_of(
     prepared: Prepared, choice: Choice, view: PoolView, *, ceiling: float | None, races: RaceBudget
 ) -> PrefillPlan | None:
-    """Return where a request's prompt is computed; None where there is nobody but the decode pod. Changes nothing.
+    """Return where a request's prompt is computed, or None if only the decode pod can. Without side effects.
 
-    In shadow it stays where it is decoded, unless the decode pods compute no prompts at all.
-    Raise NoReadyEndpointError where nobody can: no prefill pod is there, and the decode pods compute no prompts.
+    Raise NoReadyEndpointError if they cannot and there is no prefill pod.
     """
     snapshot, asked, policy = choice.snapshot, prepared.asked, view.policy.disaggregation
     protocol = protocol_of(policy)
@@ -306,9 +304,6 @@ def plan_of(
         return msgspec.structs.replace(plan, verdict=Verdict(remote=False, why=why))
     if not plan.is_remote:
         plan = msgspec.structs.replace(plan, verdict=Verdict(remote=True, why=_no_prompts(policy.protocol)))
-    if view.policy.shadow and not only_remote:
-        local = Verdict(remote=False, why=f"shadow, else remote: {plan.verdict.why}")
-        return msgspec.structs.replace(plan, verdict=local, withheld=plan.verdict)
     race = race_of(plan, races)
     return plan if race is None else msgspec.structs.replace(plan, race=race)
 
@@ -318,9 +313,9 @@ def _no_prompts(protocol: Protocol) -> str:
 
 
 def _why_whole(prepared: Prepared, protocol: TransferProtocol | None) -> str | None:
-    """Return why a request's prompt is computed where it is decoded, whatever the numbers say.
+    """Return why the decode pod must compute a request's prompt regardless of the numbers, or None.
 
-    `protocol`: None where the sidecar of the decode pod runs the leg, which takes what vLLM's protocols take.
+    `protocol` is None if the decode pod's sidecar runs the leg; the rules of vLLM's protocols then apply.
     """
     asked, plain = prepared.asked, prepared.sent.plain
     protocol = protocol or PROTOCOLS[Protocol.NIXL]
@@ -335,7 +330,7 @@ def _why_whole(prepared: Prepared, protocol: TransferProtocol | None) -> str | N
 
 
 def _given_up(work: PrefillWork) -> LegOutcome:
-    """Return how a leg has ended that neither its pod nor its time has ended."""
+    """Return the outcome of a leg that ended without an answer or a timeout: the client left, or it lost the race."""
     return LegOutcome.CLIENT_LEFT if work.won is None else LegOutcome.LOST
 
 
@@ -344,16 +339,15 @@ def _task_name(leg: BookedLeg) -> str:
 
 
 def _hand_over(work: PrefillWork, exchange: BookedExchange, fields: Fields, place: PrefillPlace) -> None:
-    """Put into the exchange what the decode pod gets."""
     exchange.body = decode_body(work.asked.body, fields)
-    if fields:  # they are worth one fetch: a second pod that got them would answer with other words
+    if fields:  # good for one fetch only: on a retry, a second pod would silently read other blocks
         exchange.set_headers = {**exchange.set_headers, **NO_RETRIES}
-    exchange.removed_headers = (*exchange.removed_headers, *work.removed_headers)
+    if work.picked.prepared.is_coded:
+        exchange.removed_headers = (*exchange.removed_headers, CONTENT_ENCODING)
     exchange.comes_from(cached_tokens=place.cached_tokens if work.protocol.tells_prefill_hits else None)
 
 
 def _leg_headers(facts: RequestFacts, set_headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers of a leg: the request's identity and its trace."""
     headers = {"x-request-id": facts.request_id} if facts.request_id else {}
     if facts.traceparent is not None:
         headers["traceparent"] = facts.traceparent

@@ -1,111 +1,59 @@
-"""Looks at a pool for `scaling`: the pods as they are known, what waits and was refused, what its classes are promised.
+"""Observes a pool for `scaling`: its pods, waiting and refused requests, and its classes' targets.
 
-Every two seconds, and only where the policy asks for a signal.
+Every two seconds, and only if the policy configures autoscaling.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from itertools import groupby
+from typing import TYPE_CHECKING
 
-from extproc.admission.flow_queue import FlowQueue
-from extproc.pods.endpoint import EndpointStatus, Reachability, Role
-from extproc.pods.latency_estimate import LatencyEstimates
-from extproc.policy.autoscale import Autoscale
-from extproc.policy.pool_config import PoolConfig
+from msgspec import structs
+
+from extproc.pods.endpoint import Reachability, Role
+from extproc.pods.pod_ranks import pod_of
 from extproc.policy.priority import PriorityClass
 from extproc.policy.scale_variants import OTHERS, variant_of
-from extproc.scaling.acting import SURE, ActOutcome, ScaleWish
+from extproc.policy.values import PickPolicy, PoolConfig
 from extproc.scaling.plan import Plan, plan_of
 from extproc.scaling.pool_scaling import PoolScaling
 from extproc.scaling.seen import PodSeen, PoolSeen, Signal
-from extproc.telemetry.overload_telemetry import OverloadTelemetry
+from kvmesh.pods.pod_report import sum_loads
 
-IN_USE_SECONDS = 600.0  # after its last request a class's promise counts so long
+if TYPE_CHECKING:
+    from extproc.pools.pool import Pool
+
+IN_USE_SECONDS = 600.0  # how long after its last request a class's targets count
 SERVING = frozenset({Reachability.READY, Reachability.UNKNOWN})
 
 
-class Endpoints(Protocol):
-    """See `pods.metrics_scraper`."""
-
-    def known(self, *, now: float) -> Sequence[EndpointStatus]:
-        """Return every endpoint as it is known."""
-
-
-class Books(Protocol):
-    """See `picker_books`."""
-
-    estimates: LatencyEstimates
-
-
-class SeenPool(Protocol):
-    """See `pool.Pool`."""
-
-    config: PoolConfig
-    order: FlowQueue
-    overload: OverloadTelemetry
-
-    @property
-    def endpoints(self) -> Endpoints: ...  # noqa: D102
-
-    @property
-    def books(self) -> Books: ...  # noqa: D102
-
-
 class ScaleLooks:
-    """Of one pool."""
+    """The scaling observations of one pool."""
 
     def __init__(
         self,
-        autoscale: Autoscale,
+        policy: PickPolicy,
         *,
-        see: Callable[[], SeenPool],
+        see: Callable[[], "Pool"],
         pickers: Callable[[], int],
         clock: Callable[[], float],
         changed: Callable[[], None] = lambda: None,
-        wall: Callable[[], float] = time.time,
     ) -> None:
-        """`pickers`: how many there are, with this one. `changed`: told what is wanted between two looks.
+        """`pickers` returns the number of replicas, including this one.
 
-        `wall`: the time of day, in seconds since the epoch.
+        `changed` is called when the desired pods change between two looks.
         """
-        self._scaling = PoolScaling(autoscale)
-        self._see, self._pickers, self._clock, self._changed, self._wall = see, pickers, clock, changed, wall
-        self.acts: tuple[ActOutcome, ...] = ()  # what has come of the wishes
-        self._admitted: dict[str, tuple[float, float]] = {}  # class -> its requests, and when there were more last
+        self._scaling = PoolScaling(policy.autoscale)
+        self.reconfigure(policy)
+        self._see, self._pickers, self._clock, self._changed = see, pickers, clock, changed
+        self._admitted: dict[str, tuple[float, float]] = {}  # class -> request count and time of its last increase
 
     @property
     def signals(self) -> Mapping[str, Signal]:
-        """How many pods each role wants, as of the last look; of roles that the policy names."""
+        """The scaling signals by role as of the last look, for the roles in the policy."""
         return self._scaling.signals
 
-    def wishes(self) -> list[ScaleWish]:
-        """Return what the policy wants written into the scale of Deployments: nothing without `act`, or in shadow."""
-        pool, autoscale = self._see(), self._see().config.policy.autoscale
-        namespace, slash, _ = pool.config.name.partition("/")
-        if not autoscale.act or autoscale.shadow or not slash:
-            return []
-        found = []
-        for role, policy in autoscale.by_role.items():
-            signal = self.signals.get(role)
-            named = {each.name: each.deployment for each in policy.variants} or {OTHERS: policy.deployment}
-            for variant in () if signal is None else signal.variants:
-                if signal is not None and (deployment := named.get(variant.name)) is not None:
-                    found.append(
-                        ScaleWish(
-                            pool=pool.config.name,
-                            role=role,
-                            variant=variant.name,
-                            namespace=namespace,
-                            deployment=deployment,
-                            replicas=variant.told,
-                            may_lower=signal.state in SURE,
-                            window_seconds=policy.stabilization_seconds,
-                        )
-                    )
-        return found
-
     def plan(self, *, seconds: float) -> Plan:
-        """Return what is wanted now, or would be in so many seconds."""
+        """Return the desired pods now, or as expected `seconds` from now."""
         pool = self._see()
         promises = self._scaling.promises
         return plan_of(
@@ -117,29 +65,29 @@ class ScaleLooks:
             inter_token_seconds=promises[1],
         )
 
-    def reconfigure(self, autoscale: Autoscale) -> None:
-        """Go by another policy from the next look on."""
-        self._scaling.reconfigure(autoscale)
+    def reconfigure(self, policy: PickPolicy) -> None:
+        """Use another policy from the next look on."""
+        price = policy.observability.pod_hour_price or None
+        self._scaling.reconfigure(policy.autoscale, shadow=policy.shadow, pod_hour_price=price)
 
     @property
     def starts(self) -> PoolScaling:
-        """What is known of how long pods take to start."""
+        """The statistics of pod start times."""
         return self._scaling
 
     def ask_for_one(self) -> None:
-        """Have a pod wanted at once: requests wait for the first one."""
+        """Request a pod immediately: requests are waiting for the first one."""
         if not self.signals:
             self.look()
         if self._scaling.ask_for_one():
             self._changed()
 
     def end(self) -> None:
-        """Want nothing any more: the pool is gone. If it comes back, what was learned counts again."""
+        """Drop the signals: the pool is gone. If it returns, learned values apply again."""
         self._scaling.signals = {}
-        self.acts = ()
 
     def look(self) -> None:
-        """Look once."""
+        """Observe the pool once, and update the signals."""
         if not self._scaling.is_used:
             return
         now, pool = self._clock(), self._see()
@@ -154,13 +102,11 @@ class ScaleLooks:
                 refused_tokens=pool.overload.refused_tokens,
                 ttft_seconds=min((each.targets.ttft_seconds for each in used), default=None),
                 inter_token_seconds=min((each.targets.inter_token_seconds for each in used), default=None),
-                wall=self._wall(),
             ),
             now=now,
         )
 
-    def _classes_in_use(self, pool: SeenPool, *, now: float) -> Sequence[PriorityClass]:
-        """Return the classes that have had requests lately, as far as the policy still has them."""
+    def _classes_in_use(self, pool: "Pool", *, now: float) -> Sequence[PriorityClass]:
         for name, count in pool.overload.admitted_by_class.items():
             before, _ = self._admitted.get(name, (0.0, 0.0))
             if count > before:
@@ -171,7 +117,7 @@ class ScaleLooks:
         ]
 
 
-def _pods(pool: SeenPool, *, now: float) -> Sequence[PodSeen]:
+def _pods(pool: "Pool", *, now: float) -> Sequence[PodSeen]:
     policy, estimates = pool.config.policy, pool.books.estimates
     variants = _variants(pool.config)
     pods = []
@@ -193,11 +139,27 @@ def _pods(pool: SeenPool, *, now: float) -> Sequence[PodSeen]:
                 running_limit=pace.running_limit,
             )
         )
-    return pods
+    return [_whole(list(ranks)) for _, ranks in groupby(pods, key=lambda pod: pod_of(pod.address))]
+
+
+def _whole(ranks: Sequence[PodSeen]) -> PodSeen:
+    """Return a pod as the sum of its ranks."""
+    first, loads = ranks[0], [rank.load for rank in ranks if rank.load is not None]
+    if len(ranks) == 1:
+        return first
+    limits = [rank.running_limit for rank in ranks if rank.running_limit is not None]
+    return structs.replace(
+        first,
+        address=pod_of(first.address),
+        serves=any(rank.serves for rank in ranks),
+        load=sum_loads(loads) if loads else None,
+        tokens_per_second=sum(rank.tokens_per_second for rank in ranks),
+        running_limit=sum(limits) if len(limits) == len(ranks) else None,
+    )
 
 
 def _variants(config: PoolConfig) -> Mapping[str, str]:
-    """Return endpoint -> the variant of its role that its labels say; without those of none."""
+    """Return endpoint -> the variant by its labels, for endpoints whose role has variants."""
     policy = config.policy
     by_role = policy.autoscale.by_role
     if not any(scaled.variants for scaled in by_role.values()):

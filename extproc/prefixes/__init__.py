@@ -1,1 +1,1 @@
-"""Who holds a prompt's prefix: the lookup in the index, and what was routed lately."""
+"""The endpoints that hold a prompt's prefix: the lookup in the index, and recent routes."""

@@ -1,6 +1,6 @@
-"""The lookup of a prompt's prefix in Redis: sets the deadline and turns what fails into a degradation.
+"""Look up a prompt's prefix in Redis, with a deadline; failures become degradations.
 
-What the other replicas have booked and what quotas allow comes in the same round trip.
+The other replicas' bookings and the quota's verdict come in the same round trip.
 """
 
 import asyncio
@@ -14,33 +14,33 @@ from msgspec import structs
 
 from extproc.errors import PrefixIndexTimeoutError, PrefixIndexUnavailableError
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
-from extproc.prompts.token_ids import TokenizedPrompt
-from extproc.quotas.quota import QUOTA_LOCAL, QuotaAsk, QuotaVerdict
-from extproc.quotas.shared_quotas import Quotas
-from extproc.replicas.shared_state import PoolShare
+from extproc.prompts.tokenized_prompt import TOKEN_BYTES, TokenizedPrompt
+from extproc.shared.quota import QUOTA_LOCAL, QuotaAsk, QuotaVerdict
+from extproc.shared.shared_quotas import Quotas
+from extproc.shared.shared_state import PoolShare
 from kvmesh.blocks.block_keys import block_keys, root_key
 from kvmesh.blocks.source import EndpointCache
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.prefix_match import PrefixLookup
 from kvmesh.index.redis_reader import PrefixIndexReader
 
-TURNS_TO_READ = 5  # of the event loop: one for the socket, the others for the tasks that the answer wakes in turn
+TURNS_TO_READ = 5  # of the event loop: one reads the socket, the others run the tasks that the answer wakes in turn
 
 
 class LookupDeadlines:
-    """Gives each lookup the same time, so that the lookups are late in the order in which they began."""
+    """Gives each lookup the same timeout, so that lookups expire in the order of their start: one timer serves all."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._open: deque[LookupDeadline] = deque()  # in the order of their times; those that are over are skipped
+        self._open: deque[LookupDeadline] = deque()  # by deadline; finished ones are skipped
         self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self) -> "LookupDeadline":
-        """Return a context that ends with TimeoutError when the time is over."""
+        """Return a context manager that raises TimeoutError at the deadline."""
         return LookupDeadline(self)
 
     def add(self, deadline: "LookupDeadline", loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to count."""
+        """Start the deadline's time."""
         deadline.at = loop.time() + self.seconds
         self._open.append(deadline)
         if self._timer is None:
@@ -61,7 +61,7 @@ class LookupDeadlines:
 
 
 class LookupDeadline:
-    """The time of one lookup. For one task, once, as `asyncio.timeout`."""
+    """The deadline of one lookup. Like `asyncio.timeout`, it is for one task and one use."""
 
     __slots__ = ("_cancelling", "_deadlines", "_task", "at", "is_late", "is_over")
 
@@ -84,19 +84,19 @@ class LookupDeadline:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.is_over = True
         task, self._task = self._task, None
-        # as asyncio.timeout: a task that another cause has cancelled, too, stays cancelled
+        # as in asyncio.timeout: a task also cancelled for another reason stays cancelled
         if self.is_late and task is not None and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
     def end(self) -> None:
-        """Cancel what still waits."""
+        """Cancel the task if the lookup still waits."""
         if self._task is not None:
             self.is_late = True
             self._task.cancel()
 
 
 def _end(late: list[LookupDeadline], turns: int, loop: asyncio.AbstractEventLoop) -> None:
-    """End those that still wait after so many turns of the event loop."""
+    """After `turns` turns of the event loop, end the late lookups that still wait: an answer may just have arrived."""
     if turns:
         loop.call_soon(_end, late, turns - 1, loop)
         return
@@ -109,13 +109,12 @@ log = logging.getLogger(__name__)
 NO_INDEXER = "no indexer is alive: the index stands still"
 STALE = "prefix-index-stale"
 SHARED_LOAD = "shared-load-unavailable"
-TOKEN_BYTES = 4
-# for the keys of prompts while no pod has reported its block size: any serves, a pod's own is found later
+# for prompt keys while no pod has reported its block size: any size works until a pod's own is known
 DEFAULT_BLOCK_TOKENS = 16
 
 
 class RedisPrefixIndex:
-    """Looks prompts up, and remembers for pages and logs whether the last lookup worked."""
+    """Looks prompts up, and keeps the last lookup's problem for pages and logs."""
 
     def __init__(
         self,
@@ -126,14 +125,14 @@ class RedisPrefixIndex:
         quotas: Quotas,
         shared: PoolShare | None = None,
     ) -> None:
-        """`reader` may serve several pools: what is looked up here goes by this object's seed alone."""
+        """`reader` may be shared by several pools: lookups here use only this object's hash seed."""
         self._reader = reader
         self._hash_seed = hash_seed
         self._deadlines = LookupDeadlines(timeout_seconds)
         self._shared = shared
         self._quotas = quotas
         self._roots: dict[tuple[str, str | None], bytes] = {}
-        self._states: tuple[object, Mapping[str, str]] = (None, {})  # of the registry they were read from
+        self._states: tuple[object, Mapping[str, str]] = (None, {})  # with the registry they were read from
         self._block_tokens = DEFAULT_BLOCK_TOKENS
         self.problem: str | None = None
 
@@ -147,9 +146,9 @@ class RedisPrefixIndex:
         session: str | None = None,
         quota: QuotaAsk | None = None,
     ) -> IndexHits:
-        """Find the holders of each prompt's leading blocks; a failure is in the answer, nothing is raised."""
+        """Find the holders of each prompt's leading blocks; failures are reported in the result, never raised."""
         if quota is not None and not (prompts and self._quotas.goes_with_lookups):
-            # there is no lookup, or it leads to a server that takes no writes
+            # there is no lookup, or it goes to a read-only server
             lookup = self.lookup(prompts, model=model, adapter=adapter, cache_salt=cache_salt, session=session)
             hits, apart = await asyncio.gather(lookup, self._quotas.read(quota))
             return structs.replace(hits, quota=apart, degraded={**hits.degraded, **_local(apart)})
@@ -157,15 +156,13 @@ class RedisPrefixIndex:
             return await self._nothing_to_look_up(session, adapter)
         root = self._root(model, adapter, cache_salt)
         also, shared_replies = self._shared.command(session, adapter) if self._shared is not None else (b"", 0)
-        quota_replies = 0
         if quota is not None:
             also += self._quotas.command(quota)
-            quota_replies = 1
         replies: list[Any] = []
         try:
             with self._deadlines():
-                first = self._look(prompts[0], root, also, shared_replies + quota_replies, replies)
-                # nearly always one, and a task more would cost more than the rest of this
+                first = self._look(prompts[0], root, also, shared_replies + (quota is not None), replies)
+                # nearly always one prompt; an extra task would cost more than the rest
                 found = [await first] if len(prompts) == 1 else await self._look_all(first, prompts[1:], root)
         except IndexUnavailableError as error:
             reason, problem = PrefixIndexUnavailableError.reason, str(error)
@@ -176,7 +173,7 @@ class RedisPrefixIndex:
         verdict = None
         if quota is not None and replies:  # the first round trip may have brought it
             verdict = self._quotas.take(quota, replies[shared_replies:])
-        elif quota is not None:  # what only comes late has been done
+        elif quota is not None:  # on a timeout the server has probably taken from the quota
             is_late = reason == PrefixIndexTimeoutError.reason
             verdict = self._quotas.alone(quota, problem, was_done=is_late)
         return self._failed(prompts, root, reason, problem, verdict)
@@ -184,7 +181,7 @@ class RedisPrefixIndex:
     def _look(
         self, prompt: TokenizedPrompt, root: bytes, also: bytes, also_replies: int, replies: list[Any]
     ) -> Coroutine[Any, Any, PrefixLookup]:
-        """Look one prompt up; `replies` gets those to `also`, even if the lookup fails afterwards."""
+        """Look one prompt up; `replies` gets the replies to `also`, even if the lookup fails afterwards."""
         return self._reader.lookup(
             prompt.tokens,
             root=root,
@@ -197,14 +194,14 @@ class RedisPrefixIndex:
     async def _look_all(
         self, first: Awaitable[PrefixLookup], prompts: Sequence[TokenizedPrompt], root: bytes
     ) -> Sequence[PrefixLookup]:
-        """Wait for all, so that the first one's quota is known even where another one fails."""
+        """Wait for all lookups, so that the quota's reply, which comes with the first, survives another's failure."""
         others = (self._look(prompt, root, b"", 0, []) for prompt in prompts)
         found = await asyncio.gather(first, *others, return_exceptions=True)
         if (error := next((one for one in found if isinstance(one, BaseException)), None)) is not None:
             try:
                 raise error
             finally:
-                del error, found  # its traceback has this frame: they would keep each other, and the prompts
+                del error, found  # break the reference cycle through the traceback, which would keep the prompts
         return found  # type: ignore[return-value]  # no exceptions
 
     async def _nothing_to_look_up(self, session: str | None, adapter: str | None) -> IndexHits:
@@ -259,16 +256,14 @@ class RedisPrefixIndex:
         return PromptKeys(keys=lookup.keys[size], tokens_each=size)
 
     def _own_keys(self, prompt: TokenizedPrompt, root: bytes) -> PromptKeys:
-        """Return what the index would have returned; for as long as it does not."""
         size = self._block_tokens
         if not prompt.features:
             return PromptKeys(keys=self._reader.block_keys(prompt.tokens, root=root, block_size=size), tokens_each=size)
         extra = prompt.extra(size)  # noqa: S610 - no Django here
-        tokens = prompt.tokens[: max(len(prompt.tokens) - TOKEN_BYTES, 0)]  # the last one is never cached
+        tokens = prompt.tokens[: max(len(prompt.tokens) - TOKEN_BYTES, 0)]  # the last token is never cached
         return PromptKeys(keys=block_keys(tokens, block_size=size, parent=root, extra=extra), tokens_each=size)
 
     def _states_of(self, endpoints: Mapping[str, EndpointCache]) -> Mapping[str, str]:
-        """Return endpoint -> state of its events, made once a registry."""
         known, states = self._states
         if known is not endpoints:
             states = {endpoint: cache.state.value for endpoint, cache in endpoints.items()}
@@ -276,10 +271,10 @@ class RedisPrefixIndex:
         return states
 
     def _root(self, model: str, adapter: str | None, cache_salt: str | None) -> bytes:
-        if cache_salt is not None:  # chosen by clients: not worth remembering
+        if cache_salt is not None:  # chosen by clients: an unbounded set, so not cached
             return root_key(hash_seed=self._hash_seed, model=model, lora=adapter, cache_salt=cache_salt)
         root = self._roots.get((model, adapter))
-        if root is None:  # bounded: served models, and adapters that a pod or the configuration names
+        if root is None:  # bounded: served models, and adapters of pods or the configuration
             root = self._roots[model, adapter] = root_key(hash_seed=self._hash_seed, model=model, lora=adapter)
         return root
 
@@ -294,7 +289,7 @@ class RedisPrefixIndex:
         return IndexHits(keys=keys, view=view, quota=verdict, degraded={reason: problem, **_local(verdict)})
 
     def _note(self, problem: str | None) -> None:
-        """Log when the index begins or ceases to be usable, not each of the thousand requests between."""
+        """Log only when the index becomes unusable or usable again, not for each request in between."""
         if problem is not None and self.problem is None:
             log.error("the prefix index cannot be relied on: %s", problem)
         elif problem is None and self.problem is not None:
@@ -303,5 +298,5 @@ class RedisPrefixIndex:
 
 
 def _local(verdict: QuotaVerdict | None) -> Mapping[str, str]:
-    """Return the degradation of a quota that this replica's share decided."""
+    """Return the degradation if only this replica's share decided the quota."""
     return {} if verdict is None or verdict.degraded is None else {QUOTA_LOCAL: verdict.degraded}

@@ -1,8 +1,8 @@
-"""What was routed lately as a compressed tree of block keys: which prefixes are asked for most, and what they save.
+"""Recent prompts as a radix tree of block keys: the most common prefixes, and the tokens that their hits save.
 
-Fed with a sample of the requests, read for pages. Pure; bounded by its memory; time is an argument.
-Counts decay: each is worth half as much `half_life_seconds` later (forward decay: what comes counts more, so that
-nothing that is there has to be touched; http://dimacs.rutgers.edu/~graham/pubs/papers/fwddecay.pdf).
+Fed with a sample of the requests, read by pages. Pure; bounded by memory; time is an argument.
+Counts halve every `half_life_seconds` (forward decay: new requests count more, so that old counts need no update;
+http://dimacs.rutgers.edu/~graham/pubs/papers/fwddecay.pdf).
 """
 
 from collections.abc import Iterator
@@ -14,30 +14,30 @@ from operator import attrgetter
 import msgspec
 
 KEY_BYTES = 8
-MOST_KEYS = 2048  # of one prompt: 32,768 tokens in blocks of 16; what is beyond is not distinguished
-NODE_BYTES = 400  # of memory, beside its keys
-FORGOTTEN_AT_ONCE = 250  # about a millisecond; a tree that is far too large shrinks with the next prompts
-SAMPLED_LEAVES = 8  # of which the least asked for is removed
-MOST_HALF_LIVES = 40.0  # after which all counts are brought down, long before they overflow
-HEAD_TOKENS = 32  # of an edge's beginning, where text may be shown
+MOST_KEYS = 2048  # per prompt: 32,768 tokens in blocks of 16; the rest is ignored
+NODE_BYTES = 400  # of memory, without its keys
+FORGOTTEN_AT_ONCE = 250  # nodes, about a millisecond; a far too large tree goes on shrinking with the next prompts
+SAMPLED_LEAVES = 8  # the least requested one of these is removed
+MOST_HALF_LIVES = 40.0  # then all counts are scaled down, long before they overflow
+HEAD_TOKENS = 32  # kept of an edge's beginning if text may be shown
 TOKEN_BYTES = 4
-ALIKE = 0.999  # a child that is asked for as often as this share of its parent goes on with the same prefix
+ALIKE = 0.999  # a child with at least this share of its parent's requests continues the parent's edge
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """What all prompts of one first block have in common."""
+    """The common properties of all prompts with the same first key."""
 
     model: str
     adapter: str | None = None
-    tokens_each: int  # of one key
-    indexed: bool = True  # the keys are block keys; False: of text chunks, for which there are no events
-    private: bool = False  # salted: its text is never kept
+    tokens_each: int  # per key
+    indexed: bool = True  # block keys; False for keys of text chunks, which have no events
+    private: bool = False  # salted: its text is never stored
 
 
 class TreeEdge(msgspec.Struct, frozen=True, kw_only=True):
-    """A path of the tree without a branch, for pages."""
+    """A path of the tree without branches, for pages."""
 
-    key: bytes  # the last of `keys`: stands for all tokens up to its end
+    key: bytes  # the last of `keys`: identifies the whole prefix up to its end
     parent: bytes | None
     origin: Origin
     depth: int
@@ -45,22 +45,22 @@ class TreeEdge(msgspec.Struct, frozen=True, kw_only=True):
     keys: bytes  # packed, its own
     requests: float  # decayed, as are the hit tokens
     hit_tokens: float
-    seen_at: float  # when it was last asked for
-    head: bytes  # token ids of its beginning; b"" where they are not kept
+    seen_at: float  # time of the last request
+    head: bytes  # token ids of its beginning, b"" if not stored
 
     @property
     def blocks(self) -> int:
-        """How many keys it has."""
+        """Number of keys of this edge."""
         return len(self.keys) // KEY_BYTES
 
 
 class TreeView(msgspec.Struct, frozen=True, kw_only=True):
-    """The most asked for edges: each parent before its children, of siblings the most requests first."""
+    """The most requested edges: parents before children, siblings by descending requests."""
 
     edges: tuple[TreeEdge, ...]
     requests: float  # decayed, of all
     hit_tokens: float
-    left_out: int  # nodes of the tree that are in none of the edges
+    left_out: int  # nodes of the tree outside these edges
 
 
 class _Node:
@@ -72,9 +72,9 @@ class _Node:
         self.origin = origin
         self.children: dict[bytes, _Node] | None = None
         self.weight = 0.0  # requests, in units of the scale
-        self.hits = 0.0  # bytes of keys that were found in a cache, in units of the scale
+        self.hits = 0.0  # bytes of keys expected in a cache, in units of the scale
         self.seen_at = 0.0
-        self.slot = -1  # among the leaves; -1: it is none
+        self.slot = -1  # index in the leaves, -1 if it is no leaf
         self.head = b""
 
 
@@ -82,7 +82,7 @@ _NOWHERE = Origin(model="", tokens_each=1)
 
 
 class PrefixTree:
-    """Counts prompts by their leading keys; `most_bytes` bounds the memory, and the least asked for is forgotten."""
+    """Counts prompts by their leading keys; `most_bytes` bounds the memory by evicting rarely requested leaves."""
 
     def __init__(self, *, half_life_seconds: float = 300.0, most_bytes: int = 4 << 20, started_at: float = 0.0) -> None:
         self._half_life = half_life_seconds
@@ -95,11 +95,10 @@ class PrefixTree:
         self._bytes = 0
 
     def __len__(self) -> int:
-        """Return the nodes."""
         return self._nodes
 
     def reconfigure(self, *, most_bytes: int) -> None:
-        """Take so much memory from now on, or soon: a large tree shrinks in steps, with each prompt and each call."""
+        """Set the memory limit; a larger tree shrinks in steps, with each prompt and each call."""
         self._most_bytes = most_bytes
         self._keep_small()
 
@@ -113,9 +112,9 @@ class PrefixTree:
         weight: float = 1.0,
         tokens: bytes = b"",
     ) -> None:
-        """Count a prompt that was routed at `now`, of which `matched_tokens` were expected in its endpoint's cache.
+        """Count a prompt routed at `now`, with the expected hit (`matched_tokens`) at its endpoint.
 
-        `weight`: for so many requests; `tokens`: its token ids, where the beginning of each edge is to be kept.
+        `weight`: the requests that it stands for; `tokens`: its token ids, if the edges' heads should be stored.
         """
         if not keys:
             return
@@ -144,11 +143,11 @@ class PrefixTree:
             self._keep_small()
 
     def view(self, *, limit: int, now: float) -> TreeView:
-        """Return the `limit` edges that are asked for most, as counted at `now`."""
+        """Return the `limit` most requested edges, with counts as of `now`."""
         scale = self._scale(now)
         edges: list[TreeEdge] = []
         waiting: list[tuple[float, int, _Node, bytes | None, int, int]] = []
-        best: list[float] = []  # the greatest weights so far, as many as there are to be edges: a heap
+        best: list[float] = []  # heap of the `limit` largest weights so far
         tie, shown = count(), 0
 
         def add(parent: _Node, key: bytes | None, depth: int, first: int) -> None:
@@ -194,11 +193,11 @@ class PrefixTree:
             node.head = b""
 
     def _scale(self, now: float) -> float:
-        """Return what a request counts at `now`; all counts are brought down when that becomes large."""
+        """Return the weight of a request at `now`; when it becomes large, all counts are scaled down."""
         half_lives = (now - self._scale_from) / self._half_life
         if half_lives < MOST_HALF_LIVES:
             return exp2(half_lives) if half_lives > 0 else 1.0
-        less = exp2(-min(half_lives, 1000.0))  # nothing is left after so many, and no float is smaller
+        less = exp2(-min(half_lives, 1000.0))  # 2 ** -1000: counts vanish, and floats do not go much lower
         for node in (self._root, *self._all()):
             node.weight *= less
             node.hits *= less
@@ -217,13 +216,12 @@ class PrefixTree:
         return node
 
     def _split(self, lower: _Node, at: int) -> _Node:
-        """Cut an edge in two and return the new node of its first part."""
         parent = lower.parent
         assert parent is not None
         assert parent.children is not None
         upper = _Node(lower.edge[:at], parent, lower.origin)
         upper.weight, upper.seen_at, upper.head = lower.weight, lower.seen_at, lower.head
-        # what is found is found from the front
+        # hits are prefixes: they fill the first part first
         upper.hits = min(lower.hits, lower.weight * at)
         lower.hits -= upper.hits
         lower.edge, lower.parent, lower.head = lower.edge[at:], upper, b""
@@ -259,7 +257,6 @@ class PrefixTree:
         self._leaves.append(node)
 
     def _no_leaf(self, node: _Node) -> None:
-        """Take it out of the leaves; the last one goes to its place."""
         if node.slot < 0:
             return
         last = self._leaves.pop()
@@ -279,7 +276,7 @@ class PrefixTree:
 
 
 def _unbranched(node: _Node) -> tuple[_Node, bytes, float, int]:
-    """Follow a node to where its requests part; return the last node, and the keys, hits and nodes on the way."""
+    """Follow a node until its requests diverge; return the last node, and the keys, hits and nodes on the way."""
     parts, hits = [node.edge], node.hits
     while node.children is not None and len(node.children) == 1:
         (child,) = node.children.values()
@@ -292,9 +289,9 @@ def _unbranched(node: _Node) -> tuple[_Node, bytes, float, int]:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """Return the bytes of the keys that both begin with; they have the first one in common."""
+    """Return the length in bytes of the common leading keys; the first key is known to be common."""
     low, high = 1, min(len(one), len(other)) // KEY_BYTES
-    while low < high:  # chained keys: where one differs, all behind it do
+    while low < high:  # keys are chained: after the first difference all differ
         middle = (low + high + 1) // 2
         if one[(middle - 1) * KEY_BYTES : middle * KEY_BYTES] == other[(middle - 1) * KEY_BYTES : middle * KEY_BYTES]:
             low = middle

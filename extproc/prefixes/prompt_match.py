@@ -1,7 +1,7 @@
-"""How many of a request's prompt tokens each endpoint is expected to find in its cache.
+"""The expected prefix hit of a request at each endpoint, in tokens.
 
-The index knows what is cached; what was just routed somewhere is expected to be cached there until its event comes. Of
-both the longer counts, never their sum.
+The index knows the cached blocks. A prompt just routed to an endpoint is expected to be cached there until its event
+comes. The longer of the two matches counts, never their sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from extproc.policy.values import tier_worth
-from extproc.quotas.quota import QuotaVerdict
-from extproc.replicas.shared_load import SharedView
+from extproc.shared.quota import QuotaVerdict
+from extproc.shared.shared_load import SharedView
 from kvmesh.blocks.block_keys import KEY_BYTES
 from kvmesh.index.prefix_match import PrefixLookup
 
@@ -19,30 +19,30 @@ _Tokens = TypeVar("_Tokens", int, float)
 
 
 class PromptKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt's leading keys, under which it is remembered where it was routed."""
+    """One prompt's leading keys: recent routing is looked up by them."""
 
-    keys: bytes  # packed 8-byte keys: of blocks, or of text chunks where tokens are unknown
+    keys: bytes  # packed 8-byte keys: of blocks, or of text chunks if tokens are unknown
     tokens_each: int
 
     @property
     def tokens(self) -> int:
-        """How many tokens these keys are of."""
+        """Number of tokens covered by the keys."""
         return len(self.keys) // KEY_BYTES * self.tokens_each
 
 
 class IndexHits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the index knows of a request's prompts, in order; hits of the last ones may be missing."""
+    """The index's hits for a request's prompts, in order; hits of the last prompts may be missing."""
 
     prompts: Sequence[PrefixLookup] = ()
     keys: Sequence[PromptKeys] = ()
-    states: Mapping[str, str] = {}  # endpoint -> state of its events; absent: the index does not know it
-    view: SharedView | None = None  # what the other replicas have booked, read in the same round trip
-    quota: QuotaVerdict | None = None  # the answer to the ask that went along; None: there was none
-    degraded: Mapping[str, str] = {}  # degradation -> what happened
+    states: Mapping[str, str] = {}  # endpoint -> state of its events; without endpoints unknown to the index
+    view: SharedView | None = None  # the other replicas' bookings, read in the same round trip
+    quota: QuotaVerdict | None = None  # answer to the quota ask, or None without one
+    degraded: Mapping[str, str] = {}  # degradation -> explanation
 
 
 NO_HITS = IndexHits()
-LIVE = "live"  # the state of an endpoint whose events are all there
+LIVE = "live"  # state of an endpoint with complete events
 
 
 class PromptMatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class PromptMatch(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_tokens: int
     matched_tokens: Mapping[str, int] = {}  # by index or recent routing
-    worth_tokens: Mapping[str, float] = {}  # the same as GPU tokens
+    worth_tokens: Mapping[str, float] = {}  # the same, weighted by cache tier (GPU = 1)
     indexed_tokens: Mapping[str, int] = {}
     recent_tokens: Mapping[str, int] = {}
 
@@ -66,10 +66,10 @@ def match_prompts(
     tier_weights: Mapping[str, float] | None = None,
     indexed: Mapping[str, int] | None = None,
 ) -> PromptMatch:
-    """Sum up the hits of the prompts, which have `prompt_tokens` tokens together.
+    """Sum up the hits of all prompts, which have `prompt_tokens` tokens in total.
 
-    `recent`: for each prompt endpoint -> leading keys that were routed there lately, and the tokens of a key.
-    `indexed`: the result of `indexed_tokens` for the one prompt's hits, if the caller has it already.
+    `recent`: for each prompt, endpoint -> leading keys recently routed there, and the tokens per key.
+    `indexed`: the result of `indexed_tokens` for a single prompt, if the caller has it already.
     """
     weights = tier_weights or {}
     if len(hits) <= 1 and len(recent) <= 1:  # nearly always
@@ -94,7 +94,7 @@ def match_prompts(
 
 
 def _with_recent(one: PromptMatch, prompt_tokens: int, recent: tuple[Mapping[str, int], int] = ({}, 0)) -> PromptMatch:
-    """Return a prompt's match with what was routed lately: of each the longer."""
+    """Merge a prompt's index match with recent routing: per endpoint the longer one."""
     indexed, ends, tokens_each = one.indexed_tokens, recent[0], recent[1]
     if not ends:
         return PromptMatch(
@@ -105,7 +105,7 @@ def _with_recent(one: PromptMatch, prompt_tokens: int, recent: tuple[Mapping[str
     for endpoint, sent in routed.items():
         if sent > matched.get(endpoint, 0):
             matched[endpoint] = sent
-        if sent > worth.get(endpoint, 0.0):  # what was used a moment ago lies in the GPU's tier
+        if sent > worth.get(endpoint, 0.0):  # recently used blocks are in the GPU tier
             worth[endpoint] = float(sent)
     return PromptMatch(
         prompt_tokens=prompt_tokens,
@@ -117,15 +117,15 @@ def _with_recent(one: PromptMatch, prompt_tokens: int, recent: tuple[Mapping[str
 
 
 def indexed_tokens(hit: PrefixLookup) -> dict[str, int]:
-    """Return endpoint -> leading tokens of the prompt that the index knows there."""
+    """Return endpoint -> leading tokens of the prompt in the index."""
     sizes = hit.block_size
     return {endpoint: blocks * sizes[endpoint] for endpoint, blocks in hit.matched_blocks.items() if blocks}
 
 
 def reported_tokens(hit: PrefixLookup, indexed: Mapping[str, int]) -> Mapping[str, int]:
-    """Return endpoint -> leading tokens that it has reported, also where its other cache groups allow no such hit.
+    """Return endpoint -> leading tokens in its events, even if its other cache groups do not allow such a hit.
 
-    `indexed`: the result of `indexed_tokens`. What was sent there lately is not expected then: the index knows better.
+    `indexed`: the result of `indexed_tokens`. Recent routing up to there is no longer expected: the index knows better.
     """
     held_back = hit.held_back
     return {**indexed, **{endpoint: each.tokens for endpoint, each in held_back.items()}} if held_back else indexed

@@ -1,13 +1,13 @@
-"""What this replica remembers of its own picks: where prompts went lately, and sessions and adapters.
+"""This replica's memory of its own picks: the recent endpoints of prompts, sessions and adapters.
 
-A prompt is expected to be cached where it was routed until the index has it. It is keyed by packed chained 8-byte keys
-(block keys, or keys of text chunks under a root of their own), so that one key stands for the whole prompt before it.
-Bounded; time is an argument.
+A prompt is expected to be cached where it was routed until the index has it. Its packed 8-byte keys are chained (block
+keys, or keys of text chunks under a separate root), so that one key identifies the whole prefix up to it. Bounded; time
+is an argument.
 """
 
 import struct
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
@@ -19,11 +19,11 @@ from extproc.prefixes.prompt_match import LIVE, PromptKeys
 KEY_BYTES = 8
 GENERATIONS = 4
 WIDEST_STEP = 16  # keys between two checkpoints of a long prompt
-MAX_CHECKPOINTS = 1_024  # of one prompt: 15,900 keys; what is beyond is not distinguished
+MAX_CHECKPOINTS = 1_024  # per prompt: 15,900 keys; the rest is ignored
 
 
 def _checkpoints() -> Iterator[int]:
-    """Yield the numbers of leading keys that are remembered: all of the first 8, then coarser up to every 16th."""
+    """Yield the remembered prefix lengths in keys: each of the first 8, then coarser, up to every 16th."""
     at = 0
     while True:
         at += min(max(1, 1 << at.bit_length() >> 3), WIDEST_STEP)
@@ -39,7 +39,7 @@ Checkpoints = tuple[tuple[int, ...], int]  # the keys at POSITIONS, the last key
 
 @cache
 def _layout(count: int) -> struct.Struct:
-    """Return what cuts the keys at the first `count` of POSITIONS out of the packed keys in one C call."""
+    """Return a struct that unpacks the keys at the first `count` of POSITIONS in one C call."""
     form, end = "<", 0
     for position in POSITIONS[:count]:
         form += f"{(position - 1 - end) * KEY_BYTES}xQ" if position - 1 > end else "Q"
@@ -48,36 +48,37 @@ def _layout(count: int) -> struct.Struct:
 
 
 class RecentRoutes:
-    """Endpoints by leading keys. What was noted is gone after `ttl_seconds`, and kept for three quarters of it.
+    """Endpoints by leading keys. An entry lives for at least three quarters of `ttl_seconds`, and at most all of it.
 
-    `limit` bounds the checkpoints remembered: about 50 for 500 keys, 100 bytes of memory each. Where more are noted,
-    the oldest go first. The caller takes the larger of the index's match and this one. Once the index has known as
-    much, the expectation is over, so that what is evicted then counts no longer.
+    `limit` bounds the checkpoints: about 50 for 500 keys, 100 bytes of memory each; beyond it the oldest go first. The
+    caller takes the longer of the index's match and this one. Once the index has confirmed an entry, the entry no
+    longer counts, so that a later eviction is seen.
     """
 
     def __init__(self, *, ttl_seconds: float, limit: int) -> None:
         self._turn_seconds = ttl_seconds / GENERATIONS
         self._turn_size = max(1, limit // GENERATIONS)
-        # newest first: checkpoint key -> bits of the endpoints that got it
+        # newest generation first: checkpoint key -> bit set of the endpoints that got it
         self._tables: tuple[dict[int, int], ...] = tuple({} for _ in range(GENERATIONS))
-        # as old: key -> bits of the endpoints that hold all up to it according to the index. Not taken out of the
-        # tables above: an endpoint with a checkpoint there has all before it, and another prompt may go on from here
+        # same generations: key -> bit set of the endpoints that hold the prefix up to it according to the index. The
+        # entries stay in the tables above: an endpoint with a checkpoint there must have all earlier ones, and another
+        # prompt may continue from here
         self._confirmed: tuple[dict[int, int], ...] = tuple({} for _ in range(GENERATIONS))
         self._turned_at = float("-inf")
         self._turns = 0
         self._bits: dict[str, int] = {}
         self._endpoints: dict[int, str] = {}  # bit number -> endpoint
-        self._retired: dict[int, int] = {}  # bit number -> the turn after which no table has it any more
+        self._retired: dict[int, int] = {}  # bit number -> the turn at which it is in no table any more
 
     def reconfigure(self, *, ttl_seconds: float, limit: int) -> None:
-        """Set the time and the limit from now on; what is remembered stays until its generation ends."""
+        """Set a new TTL and limit; existing entries stay until their generation ends."""
         self._turn_seconds = ttl_seconds / GENERATIONS
         self._turn_size = max(1, limit // GENERATIONS)
 
     def note(self, keys: bytes, *, endpoint: str, now: float, cut: Checkpoints | None = None) -> None:
         """Remember that a prompt with these keys was sent to `endpoint` at `now` (monotonic seconds).
 
-        `cut`: the result of `checkpoints` for the keys, if they are noted in several places.
+        `cut`: the result of `checkpoints` for the keys, if the caller has it already.
         """
         count = len(keys) // KEY_BYTES
         if not count:
@@ -86,7 +87,7 @@ class RecentRoutes:
             self._turn(now)
         table, bit = self._tables[0], self._bits.get(endpoint) or self._new_bit(endpoint)
         marks, last = cut or checkpoints(keys)
-        # an endpoint with a checkpoint has all before it: only the rest is new, and often new to all endpoints
+        # an endpoint with a checkpoint has all earlier ones: only the rest is new, often to all endpoints
         known, end = 0, len(marks)
         while known < end:
             middle = (known + end) >> 1
@@ -103,17 +104,17 @@ class RecentRoutes:
         for confirmed in self._confirmed:
             if confirmed:
                 for key in confirmed.keys() & (*marks, last):
-                    confirmed[key] &= ~bit  # it is expected anew
+                    confirmed[key] &= ~bit  # unconfirmed again
         self._keep_small(now)
 
     def match(self, keys: bytes, *, now: float, held: Mapping[str, int] = NOTHING_HELD) -> Mapping[str, int]:
-        """Return endpoint -> leading keys of these that it was sent lately: a checkpoint, or all of them.
+        """Return endpoint -> number of leading keys recently sent there: up to a checkpoint, or all of them.
 
-        Never too many, up to a fifth too few for a prompt that goes on differently (15 keys where it is long).
-        `held`: endpoint -> leading keys that the index knows there now. Where these are as many, the expectation has
-        come true and is not returned again, until it is noted again; one of other keys after these stands.
+        Never too many. After a prompt diverges, up to a fifth too few, at most 15 keys for long prompts. `held`:
+        endpoint -> leading keys in the index now. A match that the index covers is confirmed and not returned until it
+        is noted again; matches of other, longer keys stay.
 
-        Written as loops in one place, because calling something for each table and checkpoint cost twice as much.
+        Loops are inlined: a call per table and checkpoint cost twice as much.
         """
         count = len(keys) // KEY_BYTES
         if not count:
@@ -130,7 +131,7 @@ class RecentRoutes:
                 all_bits |= table.get(first, 0)
         if seen:
             self._collect(seen, last, count, found, held)
-        if all_bits != seen:  # mostly not: no endpoint was sent any of it, or all that were have all of it
+        if all_bits != seen:  # mostly equal: no endpoint got any of it, or each got all of it
             marks = _cut(keys, count)
             depth = _noted(marks, tables)
             while seen != all_bits and depth:
@@ -146,7 +147,7 @@ class RecentRoutes:
         return found
 
     def forget(self, endpoint: str) -> None:
-        """Drop what was sent to a pod that restarted, cleared its cache or is gone."""
+        """Drop the entries of a pod that restarted, cleared its cache or is gone."""
         bit = self._bits.pop(endpoint, 0)
         if bit:
             number = bit.bit_length() - 1
@@ -154,11 +155,10 @@ class RecentRoutes:
             self._retired[number] = self._turns + GENERATIONS
 
     def __len__(self) -> int:
-        """Return the checkpoints remembered, and those confirmed."""
         return sum(map(len, self._tables)) + sum(map(len, self._confirmed))
 
     def _collect(self, bits: int, key: int, keys: int, found: dict[str, int], held: Mapping[str, int]) -> None:
-        """Enter the endpoints that have this key, the last of so many, if they are still to be confirmed."""
+        """Add the endpoints with this key, at depth `keys`, to `found`, unless confirmed before or by `held` now."""
         for confirmed in self._confirmed:
             if confirmed:
                 bits &= ~confirmed.get(key, 0)
@@ -190,11 +190,11 @@ class RecentRoutes:
         return bit
 
     def _turn(self, now: float) -> None:
-        """Drop the tables whose time is over; a quiet hour drops all of them at once."""
+        """Drop expired tables; after a quiet hour, all of them at once."""
         passed = now - self._turned_at
         if passed < self._turn_seconds:
             return
-        if passed >= GENERATIONS * self._turn_seconds:  # with a TTL of 0 always: nothing is remembered
+        if passed >= GENERATIONS * self._turn_seconds:  # always with a TTL of 0: nothing is remembered
             for _ in range(GENERATIONS):
                 self._push(now)
             return
@@ -209,8 +209,8 @@ class RecentRoutes:
 
 
 def _noted(marks: tuple[int, ...], tables: tuple[dict[int, int], ...]) -> int:
-    """Return how many of these checkpoints any endpoint has."""
-    # a prompt is noted with every checkpoint before its end, so those in a table come first
+    """Return how many of these checkpoints are in any table."""
+    # a prompt is noted with all its checkpoints, so the ones in a table come first
     noted, end = 0, len(marks)
     while noted < end:
         middle = (noted + end) >> 1
@@ -225,7 +225,7 @@ def _noted(marks: tuple[int, ...], tables: tuple[dict[int, int], ...]) -> int:
 
 
 def checkpoints(keys: bytes) -> Checkpoints:
-    """Return what a prompt of at least one key is remembered by: its keys at checkpoints, and its last one."""
+    """Return the entries of a prompt with at least one key: its keys at checkpoints, and its last one."""
     count = len(keys) // KEY_BYTES
     return _cut(keys, count), FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0]
 
@@ -243,44 +243,49 @@ class LastPlaces:
         self._places: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
     def reconfigure(self, *, ttl_seconds: float) -> None:
-        """Set the time from now on."""
+        """Set a new TTL."""
         self._ttl_seconds = ttl_seconds
 
     def note(self, name: str, *, endpoint: str, now: float) -> None:
-        """Remember that a request of this name was sent to the endpoint."""
+        """Remember the endpoint of this name's last request."""
         self._places[name] = endpoint, now
         self._places.move_to_end(name)
         if len(self._places) > self._limit:
             self._places.popitem(last=False)
 
     def get(self, name: str, *, now: float) -> str | None:
-        """Return where its last request was sent, or None if that is too long ago."""
+        """Return the endpoint of its last request, or None if that is too long ago."""
         place = self._places.get(name)
         return place[0] if place is not None and now - place[1] <= self._ttl_seconds else None
 
 
-# checkpoints of prompts: a long prompt has about 50 of them, each takes some 100 bytes
+# checkpoints: a long prompt has about 50 of them, each takes some 100 bytes
 FOLLOWED_LIMIT = 100_000
 UNFOLLOWED_LIMIT = 400_000
-ADAPTER_SECONDS = 30.0  # a pod's own metrics show its adapters well within
+UNFOLLOWED_SECONDS = 180.0  # for endpoints whose events are not followed
+ADAPTER_SECONDS = 30.0  # the pod's metrics show its adapters much sooner
+SETTLE_SECONDS = 0.5  # after an answer's end, until the index has its events: some 10 ms, and a busy indexer's delay
 
-RecentHits = tuple[Mapping[str, int], int]  # endpoint -> leading keys, tokens a key
+RecentHits = tuple[Mapping[str, int], int]  # endpoint -> leading keys, tokens per key
 
 
 class RoutingMemory:
-    """All that is remembered between requests to route the next one."""
+    """All routing state kept between requests."""
 
     def __init__(self, policy: PickPolicy) -> None:
         self._followed = RecentRoutes(ttl_seconds=policy.recent_prefix_seconds, limit=FOLLOWED_LIMIT)
-        # of a pod without events only what was sent there is known
-        self._unfollowed = RecentRoutes(ttl_seconds=policy.unfollowed_prefix_seconds, limit=UNFOLLOWED_LIMIT)
+        # for pods without events this is the only knowledge of their cache
+        self._unfollowed = RecentRoutes(ttl_seconds=UNFOLLOWED_SECONDS, limit=UNFOLLOWED_LIMIT)
         self._sessions = LastPlaces(ttl_seconds=policy.session_seconds)
         self._adapters = LastPlaces(ttl_seconds=ADAPTER_SECONDS)
+        # endpoint -> id of prompts -> prompts that are under way there, or have just ended
+        self._open: dict[str, dict[int, Sequence[PromptKeys]]] = {}
+        self._ended: deque[tuple[float, str, Sequence[PromptKeys]]] = deque()  # by the time to leave `_open`
 
     def reconfigure(self, policy: PickPolicy, *, share: float = 1.0) -> None:
-        """Remember as another policy says from now on. `share`: of the memory that all pools of a picker have."""
+        """Apply a new policy. `share`: this pool's share of the picker's memory."""
         self._followed.reconfigure(ttl_seconds=policy.recent_prefix_seconds, limit=int(FOLLOWED_LIMIT * share))
-        self._unfollowed.reconfigure(ttl_seconds=policy.unfollowed_prefix_seconds, limit=int(UNFOLLOWED_LIMIT * share))
+        self._unfollowed.reconfigure(ttl_seconds=UNFOLLOWED_SECONDS, limit=int(UNFOLLOWED_LIMIT * share))
         self._sessions.reconfigure(ttl_seconds=policy.session_seconds)
 
     def note(
@@ -293,19 +298,34 @@ class RoutingMemory:
         now: float,
         indexed: bool = False,
     ) -> None:
-        """Remember one routed request; `indexed`: the index knows all of its keys there, nothing has to be expected."""
+        """Remember one routed request; `indexed`: the index already has all its keys there."""
         for prompt in prompts:
             keys = prompt.keys
             if len(keys) >= KEY_BYTES:
                 cut = checkpoints(keys)  # once for both
                 if not indexed:
                     self._followed.note(keys, endpoint=endpoint, now=now, cut=cut)
-                # also what is indexed: the index may fail, or the endpoint's events end
+                # even if indexed: the index may fail, or the endpoint's events may stop
                 self._unfollowed.note(keys, endpoint=endpoint, now=now, cut=cut)
         if session is not None:
             self._sessions.note(session, endpoint=endpoint, now=now)
         if adapter is not None:
             self._adapters.note(f"{adapter}\0{endpoint}", endpoint=endpoint, now=now)
+
+    def began(self, endpoint: str, prompts: Sequence[PromptKeys]) -> None:
+        """Expect the prompts of a request from `note` until `ended`."""
+        self._open.setdefault(endpoint, {})[id(prompts)] = prompts
+
+    def ended(self, endpoint: str, prompts: Sequence[PromptKeys], *, computed: bool, now: float) -> None:
+        """End the expectation of a request: soon if the pod has `computed` its prompts, else at once."""
+        if computed:
+            self._ended.append((now + SETTLE_SECONDS, endpoint, prompts))
+        else:
+            self._close(endpoint, prompts)
+
+    def _close(self, endpoint: str, prompts: Sequence[PromptKeys]) -> None:
+        if (there := self._open.get(endpoint)) is not None:
+            there.pop(id(prompts), None)
 
     def matches(
         self,
@@ -316,11 +336,14 @@ class RoutingMemory:
         now: float,
         indexed: Mapping[str, int] = NOTHING_HELD,
     ) -> list[RecentHits]:
-        """Return for each prompt the endpoints that got its beginning: lately, or long ago if they have no events.
+        """Return for each prompt the endpoints that got its prefix: recently, or longer ago if they have no events.
 
-        `indexed`: endpoint -> tokens of the one prompt that the index knows there. Where its events are followed, what
-        was sent lately is expected only until it has been among these once.
+        `indexed`: endpoint -> tokens of the single prompt in the index. If the endpoint's events are live, a recent
+        entry counts only until the index has confirmed it once, or its request has ended.
         """
+        while self._ended and self._ended[0][0] <= now:
+            _, endpoint, ended = self._ended.popleft()
+            self._close(endpoint, ended)
         unfollowed = [endpoint for endpoint in endpoints if states.get(endpoint) != LIVE]
         hits: list[RecentHits] = []
         for prompt in prompts:
@@ -332,21 +355,31 @@ class RoutingMemory:
                     if states.get(endpoint) == LIVE
                 }
             recent = self._followed.match(prompt.keys, now=now, held=held)
+            recent = {endpoint: count for endpoint, count in recent.items() if self._is_open(endpoint, prompt, count)}
             if unfollowed:
                 older = self._unfollowed.match(prompt.keys, now=now)
                 recent = {**recent, **{endpoint: older[endpoint] for endpoint in unfollowed if endpoint in older}}
             hits.append((recent, prompt.tokens_each))
         return hits
 
+    def _is_open(self, endpoint: str, prompt: PromptKeys, count: int) -> bool:
+        """Tell whether a prompt with the same first `count` keys is under way, or has just ended."""
+        key = slice((count - 1) * KEY_BYTES, count * KEY_BYTES)
+        wanted = prompt.keys[key]
+        there = self._open.get(endpoint, {})
+        # the newest first: the ones that share its beginning are often there
+        return any(each.keys[key] == wanted for prompts in reversed(there.values()) for each in prompts)
+
     def session_place(self, session: str, *, now: float) -> str | None:
-        """Return where the session's last request went."""
+        """Return the endpoint of the session's last request."""
         return self._sessions.get(session, now=now)
 
     def has_adapter(self, adapter: str, endpoint: str, *, now: float) -> bool:
-        """Tell whether a request for the adapter was sent there lately: it is loaded or being loaded."""
+        """Tell whether a request for the adapter was sent there recently: it is loaded or loading."""
         return self._adapters.get(f"{adapter}\0{endpoint}", now=now) is not None
 
     def forget(self, endpoint: str) -> None:
-        """Drop what was expected in the cache of a pod that is another process now."""
+        """Drop the expectations for a restarted pod's cache."""
+        self._open.pop(endpoint, None)
         self._followed.forget(endpoint)
         self._unfollowed.forget(endpoint)

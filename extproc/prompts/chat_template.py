@@ -1,8 +1,8 @@
 """Render a conversation with the model's chat template, as transformers 5 and vLLM 0.32 do it.
 
-Templates come from the model's folder, never from a request, and still run in Jinja's immutable sandbox. What vLLM
-finds out about a template when it starts is found out here in the same way: which content it expects, and what it does
-with later system messages and with thinking switched off. No I/O: the clock that `strftime_now` reads is an argument.
+Templates come from the model's folder, never from a request, and still run in Jinja's immutable sandbox. This module
+probes a template as vLLM does at start-up: the content format it expects, its treatment of later system messages, and
+its treatment of disabled thinking. No I/O: the clock that `strftime_now` reads is an argument.
 """
 
 import json
@@ -35,11 +35,11 @@ EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 class ChatTemplate:
-    """One compiled template; create it once per model, it may be used from several threads.
+    """One compiled template. Create it once per model; it is thread-safe.
 
     `special_tokens` are the variables bos_token, eos_token and so on. `defaults` are the server's
-    (--default-chat-template-kwargs): a request's own variables win. `now` is the local time that `strftime_now`
-    formats: pods in another time zone render another date.
+    (--default-chat-template-kwargs); the request's variables override them. `now` is the local time that
+    `strftime_now` formats: pods in another time zone render another date.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ChatTemplate:
             self.content_format = content_format(tree)
             self._variables = meta.find_undeclared_variables(tree) - NOT_VARIABLES
             self._template = environment.from_string(tree)
-            self._template.globals = dict(self._template.globals)  # a plain one is copied 5 us sooner at each render
+            self._template.globals = dict(self._template.globals)  # a plain dict: 5 µs faster to copy per render
         except (TemplateError, RecursionError) as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
@@ -76,9 +76,9 @@ class ChatTemplate:
         return self._continued(messages, prompt) if prompt.continue_final_message else self._apply(messages, prompt)
 
     def tools(self, prompt: ChatPrompt) -> Any:
-        """Return what the template gets as tools, None for none; raise ChatTemplateError.
+        """Return the template's `tools` variable, or None without tools; raise ChatTemplateError.
 
-        As in vLLM, those among a request's variables win over the request's own, and these over the server's.
+        Precedence as in vLLM: the request's template variables, the request's `tools`, the server's defaults.
         """
         tools = prompt.chat_template_kwargs.get("tools", function_tools(prompt.tools))
         return self._defaults.get("tools") if tools is None else tools
@@ -91,7 +91,7 @@ class ChatTemplate:
                 self._special_tokens | self._given(kwargs),
                 messages=messages,
                 tools=tools,
-                # vLLM lets this name, too, in a request's kwargs stand in for the request's own field
+                # as in vLLM, `documents` may come from the template variables if the request has no such field
                 documents=kwargs.get("documents") if prompt.documents is None else list(prompt.documents),
                 add_generation_prompt=prompt.add_generation_prompt,
             )
@@ -99,19 +99,18 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template refused the conversation: {self._reason(error)}") from error
 
     def _given(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a request's or the server's kwargs set among the variables that the template reads."""
         given = {key: kwargs[key] for key in kwargs.keys() & self._variables}
         if "messages" in given:  # the template gets the conversation under this name
-            raise TypeError  # without a text, which could be one of the template's own
+            raise TypeError  # no message: `_reason` shows a message that occurs in the template
         return given
 
     def _reason(self, error: Exception) -> str:
-        """Return the error's text if the template has it literally, else its type: the text may quote the chat."""
+        """Return the error's text if it occurs literally in the template, else its type: it may quote the chat."""
         text = str(error)
         return text if text and text in self._source else type(error).__name__
 
     def _continued(self, messages: list[Message], prompt: ChatPrompt) -> str:
-        """Render with a tag at the end of the last message, then cut there: the model goes on writing it."""
+        """Render with a tag at the end of the last message and cut there, so that the model continues the message."""
         if "content" not in self._source:
             raise ChatTemplateError("the chat template does not use message content")
         text, tagged = _with_tag(messages[-1])
@@ -125,7 +124,6 @@ class ChatTemplate:
 
 
 def _with_tag(message: Message) -> tuple[str, Message]:
-    """Return the text to be continued, and a copy of the message with the tag after it."""
     content = message["content"]
     if isinstance(content, str):
         return content, message | {"content": content + CONTINUE_TAG}
@@ -141,10 +139,10 @@ def _with_tag(message: Message) -> tuple[str, Message]:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with the same answers sooner: docs/decisions/0005-hot-path.md has the numbers.
+    """Jinja's sandbox, faster but otherwise equivalent: docs/decisions/0005-hot-path.md has the numbers.
 
-    A message's field is looked up without raising AttributeError first, and Jinja is asked once for each type and name
-    whether an attribute is safe: its answer depends on nothing else.
+    It looks up a message's field without raising AttributeError first. It caches by type and name whether an attribute
+    is safe: Jinja's answer depends on nothing else.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -183,32 +181,32 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON as it is; Jinja's own filter escapes HTML and sorts keys."""
+    """Write plain JSON; Jinja's own filter escapes HTML and sorts keys."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the model wrote, for training; here only its body."""
+    """Render only the body of `{% generation %}…{% endgeneration %}`, which marks model output for training."""
 
     tags = {"generation"}  # noqa: RUF012 - the name and type that Jinja reads
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # a call block, because its body has a scope of its own: variables set inside do not leak
+        # a call block has its own scope: variables set inside do not leak
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
     def _body(self, caller: Macro) -> str:
         return str(caller())
 
 
-# --- what a template does with two of Anthropic's ideas, found out as vLLM does: by trying ----------------------------
+# --- does a template support two features of Anthropic's API? Probed by rendering, as in vLLM -------------------------
 
 
 def refuses_later_system(source: str) -> bool:
-    """Tell whether a template raises for a system message after the first one, or is empty.
+    """Tell whether a template is empty, or raises for a second system message.
 
-    vLLM then moves the texts of later ones into the first: render `ChatPrompt.messages_system_first`.
+    vLLM then moves the texts of later system messages into the first: render `ChatPrompt.messages_system_first`.
     """
     if not source:
         return True
@@ -216,13 +214,13 @@ def refuses_later_system(source: str) -> bool:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     try:
         environment.from_string(source).render(messages=messages, add_generation_prompt=False)
-    except Exception:  # what is no TemplateError ends vLLM's start; a template is a program that may raise anything
+    except Exception:  # a template may raise anything; in vLLM, an error other than TemplateError aborts the start
         return True
     return False
 
 
 def cannot_disable_thinking(render: Callable[[ChatPrompt], str | bytes]) -> bool:
-    """Tell whether the effort "none" is refused, or rendered like a real effort.
+    """Tell whether the template refuses the effort "none", or renders it like a real effort.
 
     vLLM then asks for a low effort instead: render with `ChatPrompt.kwargs_low_effort`.
     """
@@ -239,17 +237,17 @@ def _with_effort(render: Callable[[ChatPrompt], str | bytes], effort: str) -> st
         return None
 
 
-# --- which content a template expects: a string, or OpenAI's list of parts (vLLM's `auto` mode) -----------------------
+# --- the content format of a template: a string, or OpenAI's list of parts (vLLM's `auto` mode) -----------------------
 
 
 class _NotUnderstoodError(Exception):
-    """The tree has a form that vLLM's detection gives up on; it then takes strings."""
+    """vLLM's detection gives up on this tree and falls back to strings."""
 
 
 def content_format(tree: nodes.Template) -> ContentFormat:
     """Return "openai" for a template that loops over the parts of a message's content, else "string".
 
-    The loop may be direct, through a variable, or in a macro that is given the content. Nothing is rendered.
+    The loop may be direct, through a variable, or in a macro that receives the content. Nothing is rendered.
     """
     try:
         return "openai" if any(_content_loops(tree)) else "string"
@@ -278,7 +276,7 @@ def _message_names(tree: nodes.Template) -> Iterator[str]:
 
 
 def _aliases(tree: nodes.Template, name: str) -> Iterator[str]:
-    """Yield `name` and every variable that is assigned from it, possibly sliced or filtered."""
+    """Yield `name` and every variable assigned from it, possibly sliced or filtered."""
     seen, queue = {name}, [name]
     while queue:
         current = queue.pop(0)
@@ -308,7 +306,7 @@ def _macro_parameters(tree: nodes.Template, messages: list[str]) -> dict[int, se
 
 
 def _is_derived(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
-    """Whether `node` is the variable (or its member `key`), maybe behind filters, tests and slices."""
+    """Tell whether `node` is the variable (or its member `key`), possibly behind filters, tests and slices."""
     while isinstance(node, nodes.Filter | nodes.Test) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):

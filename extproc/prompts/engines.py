@@ -1,4 +1,4 @@
-"""The two libraries that turn text into token ids, and which of them a model's tokenizer runs on."""
+"""The two libraries that turn text into token ids, and the choice between them for a model's tokenizer."""
 
 import logging
 import sys
@@ -17,11 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """The library that vLLM itself uses, with the model's tokenizer.json in it: about 1.4 µs a token."""
+    """The reference: the library that vLLM itself uses, with the model's tokenizer.json. About 1.4 µs a token."""
 
     name = "tokenizers"
-    thread_above_bytes = 4_000  # larger bodies are worth a thread: the libraries let go of the GIL
-    cuts_texts_at_end = False  # whatever side the request names; the others cut around their special tokens
+    thread_above_bytes = 4_000  # larger bodies are worth a thread: the libraries release the GIL
+    # whether a truncation without an explicit side always cuts the end; others keep the special tokens around the text
+    cuts_texts_at_end = False
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -32,12 +33,12 @@ class Engine:
         return TokenPrompt.of(ids).token_bytes
 
     def decode(self, tokens: bytes) -> str:
-        """Return the text of token ids (little-endian uint32), special ones as they are written."""
+        """Return the text of token ids (little-endian uint32), with special tokens spelled out."""
         return str(self._tokenizer.decode(ids_of(tokens), skip_special_tokens=False))
 
 
 class FastEngine(Engine):
-    """The fast one: about 0.03 µs a token, nearly nothing for segments seen before."""
+    """fastokens: about 0.03 µs a token, nearly nothing for segments in its cache."""
 
     name = "fastokens"
     thread_above_bytes = 200_000
@@ -59,7 +60,7 @@ def ids_of(tokens: bytes) -> list[int]:
 def choose_engine(
     tokenizer: tokenizers.Tokenizer, specials: Sequence[str], folder: Path, segment_cache_bytes: int
 ) -> Engine:
-    """Return fastokens if it loads the file and agrees with the reference on the probe, else the reference."""
+    """Return fastokens if it loads the file and agrees with the reference on the probe texts, else the reference."""
     reference = Engine(tokenizer)
     try:
         loaded = fastokens.Tokenizer.from_json_str(_for_fastokens(tokenizer).to_str())
@@ -81,10 +82,11 @@ def choose_engine(
 
 
 def _for_fastokens(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Return a tokenizer with the same tokens in a form that fastokens loads.
+    """Return an equivalent tokenizer that fastokens can load.
 
-    It has no Metaspace, which the tokenizers of Llama 2 and its kin begin with. Where that splits nothing and marks the
-    beginning of every piece of text, it is two replacements. No added token may be looked for in what these make.
+    fastokens lacks the pre-tokenizer Metaspace of Llama 2 and similar models. A Metaspace that does not split and
+    always marks the beginning of a text equals two replacements by a normalizer. That is wrong if an added token is
+    matched in normalized text.
     """
     meta = tokenizer.pre_tokenizer
     if (
@@ -96,25 +98,25 @@ def _for_fastokens(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
         return tokenizer
     same = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     mark = meta.replacement
-    begin = normalizers.Replace(tokenizers.Regex(f"^(?=[^{mark}])"), mark)  # not where one stands, nor for no text
+    begin = normalizers.Replace(tokenizers.Regex(f"^(?=[^{mark}])"), mark)  # not before a mark, nor in empty text
     same.normalizer = normalizers.Sequence([normalizers.Replace(" ", mark), begin])
     same.pre_tokenizer = None
     return same
 
 
 def first_difference(reference: Engine, other: Engine, texts: Sequence[str]) -> str | None:
-    """Return the beginning of the first text on which the engines differ, None if they agree on all of them."""
+    """Return the beginning of the first text on which the engines differ, or None if they agree on all texts."""
     for text in texts:
         for special in (False, True):
             expected = reference.encode(text, add_special_tokens=special)
-            # twice: the second time from the segment cache
+            # twice: the second result comes from the segment cache
             if any(other.encode(text, add_special_tokens=special) != expected for _ in range(2)):
                 return text[:40]
     return None
 
 
 def probe_texts(specials: Sequence[str]) -> list[str]:
-    """Return short texts that tokenizers disagree about first, with the model's own special tokens among them."""
+    """Return short texts on which tokenizers tend to disagree, including the model's own special tokens."""
     texts = [
         "",
         " ",

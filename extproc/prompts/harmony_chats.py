@@ -1,36 +1,183 @@
 """Chats of gpt-oss in the harmony format, rendered by the library that vLLM 0.32 itself uses.
 
-vLLM renders them from the request's own messages, without the folder's template
-(vllm/entrypoints/openai/parser/harmony_utils.py); this is the same, for chat completions. The library is an extra,
-`kvmesh[harmony]`: oss-harmony, which has the vocabulary in it. OpenAI's own openai-harmony is imported by the same name
-and asks a server for its vocabulary, unless TIKTOKEN_ENCODINGS_BASE names a folder with o200k_base.tiktoken.
+vLLM renders them from the request's messages, without the folder's template
+(vllm/entrypoints/openai/parser/harmony_utils.py). This module does the same for chat completions. The library is an
+extra, `kvmesh[harmony]`: oss-harmony, which includes the vocabulary. OpenAI's openai-harmony has the same import name
+but downloads its vocabulary, unless TIKTOKEN_ENCODINGS_BASE names a folder with o200k_base.tiktoken.
+
+The library holds the GIL while it renders, 0.4 µs a token. So the tokenizer of the model's folder tokenizes the texts,
+if it agrees with the library on texts. The library then renders only the frame around each text. Each message's tokens
+are cached.
 """
 
 import importlib.util
 import json
+import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from extproc.errors import ChatTemplateError
-from extproc.prompts.harmony_tokens import HarmonyTokens
+from extproc.errors import ChatTemplateError, TokenizerError
+from extproc.prompts.engines import probe_texts
+from extproc.prompts.token_cache import TokenMemory, key_of
+from extproc.prompts.tokenized_prompt import TOKEN_BYTES
 from extproc.requests.chat_messages import function_tools
-from extproc.requests.request import ChatPrompt
+from extproc.requests.request import ChatPrompt, TokenPrompt
 
 PACKAGE = "openai_harmony"
 EFFORTS = ("low", "medium", "high")
+logger = logging.getLogger(__name__)
+
+MOST_LIBRARY_CHARACTERS = 100_000  # per request, uncached: blocks the event loop for some 10 ms
+# The library's time for an unsplit piece grows with its length squared: 1 ms for 1,000 letters, 200 ms for 16,000.
+# A long piece of the library's pattern contains one of these runs: letters and marks, signs, white space, line ends.
+LONG_PIECE = re.compile(
+    r"[^\s_.,;:!?'\"()\[\]{}<>/\\|=+*&^%$#@~`。，、；：！？-]{1000}|(?:[^\w\s]|_){1000}|\s{1000}|[\r\n/]{1000}"
+)
+SPECIAL = "<|"  # begins every special token; only the library treats one in a text as plain text
+
+
+class _Marks(NamedTuple):
+    """Ids of special tokens; they never come from a text."""
+
+    start: int
+    channel: int
+    constrain: int
+    message: int
+
+
+class HarmonyTokens:
+    """Renders messages of one model.
+
+    `texts` is the folder's tokenizer without special tokens; `added` are its added tokens.
+    """
+
+    def __init__(self, library: Any, texts: Callable[[str], bytes] | None = None, added: Iterable[str] = ()) -> None:
+        """`library` is the module openai_harmony. Raise TokenizerError if its vocabulary does not load. Takes 0.2 s."""
+        try:
+            self._encoding: Any = library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
+        except Exception as error:  # the library raises anything
+            raise TokenizerError(
+                f"the harmony format of gpt-oss cannot be loaded: {type(error).__name__}: {str(error)[:200]}; "
+                "pip install 'kvmesh[harmony]', or let the pods be asked (`tokens: render`)"
+            ) from error
+        self._library = library
+        self._marks = _Marks(*(self._encode(f"<|{name}|>", special=True)[0] for name in _Marks._fields))
+        self._end = _packed([self._marks.start, *self._encode("assistant")])
+        self._texts = texts if texts is not None and self._is_same(texts, added) else None
+        self._memory = TokenMemory()
+
+    def of(self, messages: Sequence[Any], *, has_tools: bool) -> bytes:
+        """Return the ids (little-endian uint32) of a conversation, up to the beginning of the assistant's next message.
+
+        `has_tools` says that the instructions declare functions. Raise ChatTemplateError for too much text, and
+        whatever the library raises.
+        """
+        left = MOST_LIBRARY_CHARACTERS
+        buffers: list[bytes] = []
+        for message in messages:
+            tokens, characters = self._message(message, has_tools=has_tools, most_characters=left)
+            buffers.append(tokens)
+            left -= characters
+        return b"".join((*buffers, self._end))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of ids, with special tokens spelled out."""
+        return str(self._encoding.decode(tokens))
+
+    def _message(self, message: Any, *, has_tools: bool, most_characters: int) -> tuple[bytes, int]:
+        """Return a message's tokens, and the number of characters that the library read for them."""
+        text = _only_text(message)
+        if self._texts is not None and text and SPECIAL not in text:
+            frame = message.model_copy(update={"content": [self._library.TextContent(text="")]})
+            around, characters = self._message(frame, has_tools=has_tools, most_characters=most_characters)
+            return around[:-TOKEN_BYTES] + self._texts(text) + around[-TOKEN_BYTES:], characters
+        written = message.to_json()
+        key = key_of(written, kind=b"tools" if has_tools else b"")
+        found = self._memory.get(key)
+        if found is not None:
+            return found, 0
+        if len(written) > most_characters:
+            raise ChatTemplateError("there is too much text in the conversation for the harmony library")
+        if any(LONG_PIECE.search(each) for each in _texts_in(message.to_dict())):
+            raise ChatTemplateError("a text in the conversation is not divided into words")
+        options = self._library.RenderOptions(conversation_has_function_tools=has_tools)
+        tokens = _packed(self._with_recipient_first(self._encoding.render(message, options)))
+        self._memory.put(key, tokens)
+        return tokens, len(written)
+
+    def _with_recipient_first(self, ids: list[int]) -> list[int]:
+        """Return a call's ids with the header that gpt-oss was trained on: the recipient before the channel.
+
+        oss-harmony 0.0.10 and later write `assistant<|channel|>commentary to=f <|constrain|>json`; vLLM rewrites it to
+        `assistant to=f<|channel|>commentary json`.
+        """
+        marks = self._marks
+        try:
+            end = ids.index(marks.message)
+            channel_at = ids.index(marks.channel, 1, end)
+            constrain_at = ids.index(marks.constrain, channel_at + 1, end)
+        except ValueError:
+            return ids
+        author, told, kind = (
+            self.text(ids[first:last])
+            for first, last in ((1, channel_at), (channel_at + 1, constrain_at), (constrain_at + 1, end))
+        )
+        channel, separator, recipient = told[:-1].partition(" to=")
+        if author != "assistant" or not told.endswith(" ") or not (channel and separator and recipient and kind):
+            return ids
+        header = [marks.start, *self._encode(f"assistant to={recipient}"), marks.channel]
+        return [*header, *self._encode(f"{channel} {kind}"), *ids[end:]]
+
+    def _encode(self, text: str, *, special: bool = False) -> list[int]:
+        ids: list[int] = self._encoding.encode(text, allowed_special="all" if special else set(), disallowed_special=())
+        return ids
+
+    def _is_same(self, texts: Callable[[str], bytes], added: Iterable[str]) -> bool:
+        """Tell whether the folder's tokenizer agrees with the library on texts without special tokens."""
+        for text in (*probe_texts(()), *(token for token in added if not token.startswith(SPECIAL))):
+            if texts(text) != _packed(self._encode(text)):
+                logger.warning(
+                    "a folder's tokenizer is not that of the harmony format: every token of its chats costs 20 times "
+                    "as much CPU",
+                    extra={"probe": text[:40]},
+                )
+                return False
+        return True
+
+
+def _only_text(message: Any) -> str | None:
+    text = getattr(message.content[0], "text", None) if len(message.content) == 1 else None
+    return text if isinstance(text, str) else None
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, field in value.items():
+            yield name
+            yield from _texts_in(field)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts_in(item)
+
+
+def _packed(ids: list[int]) -> bytes:
+    return TokenPrompt.of(ids).token_bytes
 
 
 def is_installed() -> bool:
-    """Tell whether there is a harmony library, without importing it."""
+    """Tell whether a harmony library is installed, without importing it."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 class HarmonyChats:
     """Renders conversations of one model.
 
-    `texts` is the folder's tokenizer, without special tokens around, `added` are the tokens that it finds in texts.
-    `now` is the local time whose date the system message has, as the pods' has theirs.
+    `texts` is the folder's tokenizer without special tokens; `added` are its added tokens. `now` is the local time: the
+    system message contains its date, as the pods' system message contains theirs.
     """
 
     def __init__(
@@ -40,7 +187,7 @@ class HarmonyChats:
         *,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Load the library's vocabulary; raise TokenizerError where that is impossible. Takes 0.2 s."""
+        """Load the library's vocabulary; raise TokenizerError if that fails. Takes 0.2 s."""
         import openai_harmony  # noqa: PLC0415  an extra
 
         self._library: Any = openai_harmony
@@ -48,17 +195,17 @@ class HarmonyChats:
         self._now = now
 
     def tokens(self, prompt: ChatPrompt) -> bytes:
-        """Return the ids (little-endian uint32); raise ChatTemplateError for what the library or vLLM refuses."""
+        """Return the ids (little-endian uint32); raise ChatTemplateError if the library or vLLM refuses the chat."""
         _require_text(prompt.messages)
         try:
             messages = [*self._preamble(prompt), *self._conversation(_without_instructions(prompt.messages))]
             return self._rendered.of(_without_old_reasoning(messages), has_tools=bool(prompt.tools))
         except ChatTemplateError:
             raise
-        except Exception as error:  # it raises anything; its texts may quote the chat
+        except Exception as error:  # the library raises anything; its messages may quote the chat
             raise ChatTemplateError(f"the harmony library refuses the conversation: {type(error).__name__}") from None
 
-    # --- what stands before the conversation --------------------------------------------------------------------------
+    # --- the system and developer messages before the conversation ----------------------------------------------------
 
     def _preamble(self, prompt: ChatPrompt) -> Iterator[Any]:
         library = self._library
@@ -119,7 +266,7 @@ class HarmonyChats:
             for call in calls:
                 function = call.get("function", {})
                 arguments = function.get("arguments")
-                if isinstance(arguments, dict):  # made by the reader of another API; vLLM's makes a text of them
+                if isinstance(arguments, dict):  # from our parser of another API; vLLM's parser serializes them
                     arguments = json.dumps(arguments)
                 said = self._said(arguments or "", "commentary")
                 yield said.with_recipient(f"functions.{function.get('name', '')}").with_content_type("json")
@@ -140,7 +287,7 @@ class HarmonyChats:
 
 
 def _require_text(messages: Sequence[Any]) -> None:
-    """Raise ChatTemplateError for parts that are no text: which of them vLLM drops depends on how it read the body."""
+    """Raise ChatTemplateError for non-text parts: whether vLLM drops them depends on how it parsed the body."""
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
@@ -149,7 +296,6 @@ def _require_text(messages: Sequence[Any]) -> None:
 
 
 def _instructions(messages: Sequence[Any]) -> str | None:
-    """Return the text of a system or developer message at the front."""
     first = messages[0] if messages else {}
     return _text(first.get("content")) if first.get("role") in ("system", "developer") else None
 
@@ -159,7 +305,6 @@ def _without_instructions(messages: Sequence[Any]) -> Sequence[Any]:
 
 
 def _tools(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield name, description and parameters of the functions."""
     for tool in function_tools(tools) or ():
         function = tool["function"]
         yield {
@@ -170,7 +315,6 @@ def _tools(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _text(content: Any) -> str | None:
-    """Return a message's text parts in one, None where it has none."""
     if content is None or isinstance(content, str):
         return content
     known = [text for part in content if (text := part.get("text")) is not None]
@@ -178,7 +322,6 @@ def _text(content: Any) -> str | None:
 
 
 def _without_old_reasoning(messages: Sequence[Any]) -> list[Any]:
-    """Return the messages without the reasoning that led to earlier answers."""
     final = [at for at, said in enumerate(messages) if said.author.role == "assistant" and said.channel == "final"]
     last = final[-1] if final else -1
     return [said for at, said in enumerate(messages) if at >= last or said.channel != "analysis"]

@@ -1,10 +1,10 @@
-"""Mistral's own tokenizer files, tekken.json and tokenizer.model.v*, read by mistral-common as vLLM's pods do.
+"""Mistral's own tokenizer files, tekken.json and tokenizer.model.v*, read with mistral-common as vLLM's pods do.
 
-vLLM 0.32 takes mistral-common for a folder with one of these files and Mistral's own weights
-(vllm/tokenizers/registry.py), whatever else is in it. It tokenizes texts and renders chats; no template counts. The
-library is an extra, `kvmesh[mistral]`: it is imported when the first such folder is loaded, and takes some 60 MB, a
-large tekken.json 100 MB more. It reads data and runs no code of the folder. Conversations with media never reach it: it
-would fetch what their URLs name.
+vLLM 0.32 uses mistral-common for a folder with one of these files and Mistral's own weights
+(vllm/tokenizers/registry.py), whatever else is in it. The library tokenizes texts and renders chats; templates are
+ignored. It is an extra, `kvmesh[mistral]`, imported with the first such folder. It takes some 60 MB, plus 100 MB for a
+large tekken.json. It reads data and runs no code of the folder. Conversations with media never reach it: it would fetch
+their URLs.
 """
 
 import importlib.util
@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 from extproc.errors import ChatTemplateError, TokenizerError
 from extproc.prompts.engines import Engine, ids_of
-from extproc.prompts.token_memory import TokenMemory, key_of
+from extproc.prompts.token_cache import TokenMemory, key_of
 from extproc.requests.chat_messages import call_arguments, function_tools
 from extproc.requests.request import ChatPrompt, TokenPrompt
 
 PACKAGE = "mistral_common"
 FIRST_VERSION_WITH_EFFORT = 15  # of the tokenizer's format
 TEXT_PARTS = frozenset(("text", "thinking"))
-LONGEST_CALL_ID = 9  # vLLM keeps the end of longer ones
-# arguments of the library's own method, which only a response's or the server's template variables can set
+LONGEST_CALL_ID = 9  # vLLM keeps the end of longer ids
+# arguments of the library's method that template variables (a request's or the server's) would override
 NOT_UNDERSTOOD = frozenset(("tokenize", "padding", "truncation", "max_length", "messages", "conversation"))
 
 
@@ -34,11 +34,11 @@ class MistralEngine(Engine):
     cuts_texts_at_end = True
 
     def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
-        """Return the token ids as little-endian uint32. Special tokens in the text are text, as in the library."""
+        """Return the token ids as little-endian uint32. The library treats special tokens in a text as plain text."""
         return TokenPrompt.of(self._tokenizer.encode(text, bos=add_special_tokens, eos=False)).token_bytes
 
     def decode(self, tokens: bytes) -> str:
-        """Return the text of token ids (little-endian uint32), special ones as they are written."""
+        """Return the text of token ids (little-endian uint32), with special tokens spelled out."""
         from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy  # noqa: PLC0415  an extra
 
         return str(self._tokenizer.decode(ids_of(tokens), special_token_policy=SpecialTokenPolicy.KEEP))
@@ -57,7 +57,7 @@ class MistralChats:
         self._has_effort = int(mistral.version.value.removeprefix("v")) >= FIRST_VERSION_WITH_EFFORT
 
     def tokens(self, prompt: ChatPrompt) -> bytes:
-        """Return the ids (little-endian uint32); raise ChatTemplateError for what the library or vLLM refuses."""
+        """Return the ids (little-endian uint32); raise ChatTemplateError if the library or vLLM refuses the chat."""
         messages = _messages(prompt)
         kwargs = {**self._defaults, **prompt.chat_template_kwargs}
         if unknown := NOT_UNDERSTOOD & kwargs.keys():
@@ -72,22 +72,22 @@ class MistralChats:
                 **effort,
             )
             return TokenPrompt.of(self._mistral.encode_chat_completion(request).tokens).token_bytes
-        except Exception as error:  # it raises anything; its texts may quote the chat
+        except Exception as error:  # the library raises anything; its messages may quote the chat
             raise ChatTemplateError(f"mistral-common refuses the conversation: {type(error).__name__}") from None
 
 
 class MistralFolder(NamedTuple):
-    """What mistral-common makes of a folder."""
+    """A folder loaded with mistral-common."""
 
     engine: MistralEngine
     chats: MistralChats
 
 
 def has_mistral_file(folder: Path) -> bool:
-    """Tell whether pods read the folder with mistral-common, with `--tokenizer-mode` auto."""
+    """Tell whether pods with `--tokenizer-mode` auto read the folder with mistral-common."""
     weights = _weights(folder)
     if weights and not any(name.startswith("consolidated") for name in weights):
-        return False  # vLLM goes by the names of the weights; a folder with none is a copy of the other files
+        return False  # vLLM checks the names of the weights; a folder without weights is a copy of the other files
     return any(path.is_file() for path in (folder / "tekken.json", *folder.glob("tokenizer.model.v*")))
 
 
@@ -96,7 +96,7 @@ def _weights(folder: Path) -> list[str]:
 
 
 def why_not_loaded(folder: Path) -> str | None:
-    """Return why a folder that `has_mistral_file` is not read here, and what to do; None where it is."""
+    """Return why a folder with `has_mistral_file` cannot be read here and the fix, or None if it can."""
     if importlib.util.find_spec(PACKAGE) is None:
         return "the pods read it with mistral-common, not tokenizer.json: pip install 'kvmesh[mistral]'"
     if not _weights(folder) and not (folder / "params.json").is_file():
@@ -108,14 +108,14 @@ def why_not_loaded(folder: Path) -> str | None:
 
 
 def load_mistral(folder: Path, *, defaults: Mapping[str, Any] | None = None) -> MistralFolder:
-    """Load a folder that `has_mistral_file`; raise TokenizerError naming it and the cause. Takes up to a second."""
+    """Load a folder with `has_mistral_file`; raise TokenizerError naming it and the cause. Takes up to a second."""
     why = why_not_loaded(folder)
     if why is not None:
         raise TokenizerError(
             f"{folder} is not loaded, because {why}; or let the pods be asked (`tokens: render`); if they run with "
             "--tokenizer-mode hf, leave out tekken.json and tokenizer.model.v*"
         )
-    logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # its warnings quote what clients send
+    logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # its warnings quote prompts
     try:
         from mistral_common.protocol.instruct.validator import ValidationMode  # noqa: PLC0415  an extra
         from mistral_common.tokens.tokenizers.mistral import MistralTokenizer  # noqa: PLC0415
@@ -134,10 +134,10 @@ def load_mistral(folder: Path, *, defaults: Mapping[str, Any] | None = None) -> 
 
 
 def _remember_texts(instruct: Any) -> None:
-    """Have the library tokenize each text of a conversation once.
+    """Cache the tokens of each text, and disable the library's decoding of every conversation.
 
-    It also decodes every conversation, for a field that nothing here reads and that it is about to drop: half of the
-    time that a new one takes, and nearly all for old turns.
+    Decoding fills a field that is unused here and that the library is about to remove. It takes half of the time for a
+    new conversation, and nearly all of it for old turns.
     """
     tokenize, memory = instruct.tokenizer.encode, TokenMemory()
 
@@ -154,7 +154,7 @@ def _remember_texts(instruct: Any) -> None:
 
 
 def _messages(prompt: ChatPrompt) -> list[dict[str, Any]]:
-    """Return the messages as vLLM hands them to mistral-common; raise ChatTemplateError for what it refuses."""
+    """Return the messages as vLLM passes them to mistral-common; raise ChatTemplateError if it refuses them."""
     if not prompt.messages:
         raise ChatTemplateError("there are no messages")
     messages = [_message(message) for message in prompt.messages]
@@ -191,7 +191,7 @@ def _call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(call.get("id"), str):
         raise ChatTemplateError("tool_calls must be of type function, and have ids")
-    # vLLM has parsed the arguments before the library gets them
+    # vLLM parses the arguments before it calls the library
     return {
         **call,
         "id": call["id"][-LONGEST_CALL_ID:],

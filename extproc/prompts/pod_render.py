@@ -1,18 +1,18 @@
-"""Asks a vLLM pod for a prompt's tokens: POST …/render, which knows media and all formats, else POST /tokenize.
+"""Asks a vLLM pod for a prompt's tokens: POST …/render, which handles media and all formats, else POST /tokenize.
 
-Every question has a deadline, so a slow pod costs a prediction, never a request. Pods that refuse, are away or too slow
-are left alone for a while. Answers are cached by the body's digest, each until the pod that gave it may say something
-else: vLLM reads its tokenizer, template and flags when its process starts, so a pod has changed when it is gone, is
-another process, or begins or ceases to answer a path.
+Every question has a deadline, so a slow pod costs a prediction, never a request. Pods that fail, are unreachable or too
+slow are not asked for a while. Answers are cached by the body's digest and dropped when their pod may have changed.
+vLLM reads its tokenizer, template and flags at process start. So a pod may have changed when it is gone, is a new
+process, or starts or stops answering a path.
 
-A pod may answer anything: an answer is as long as its request can make it, and it is read in steps (`page_turns`).
+Pods are not trusted: an answer's length is bounded by its request's, and it is read in steps (`page_turns`).
 """
 
 import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -21,9 +21,8 @@ import xxhash
 from extproc.errors import MalformedRequestError, PromptTokensError
 from extproc.models.models import ServedModel, TokensFrom
 from extproc.prompts import pod_tokenize
-from extproc.prompts.pod_answers import RenderAnswerError, read_refusal, read_render_answer, read_tokenize_answer
-from extproc.prompts.token_ids import TokenizedPrompt
-from extproc.prompts.token_trust import OF_PODS, Teller, TokenTrust
+from extproc.prompts.pod_tokenize import RenderAnswerError, read_refusal, read_render_answer, read_tokenize_answer
+from extproc.prompts.tokenized_prompt import TokenizedPrompt
 from extproc.requests.json_edit import replace_top_level
 from extproc.requests.request import ApiKind, InferenceRequest
 from kvmesh.pods.http_response import HttpResponseError
@@ -41,11 +40,11 @@ RENDER_PATHS = {
     ApiKind.RESPONSES: "/v1/responses/render",
     ApiKind.MESSAGES: "/v1/messages/render",
 }
-# the pod then answers with hashes and places only, not with megabytes of pixels (the second is the older name)
+# the pod then answers with hashes and positions only, not megabytes of pixels (the second is the older name)
 NO_PIXELS = {"mm_payload": b'"none"', "return_mm_kwargs": b"false"}
-PODS_TRIED = 2  # one that has just gone away must not cost the tokens
+PODS_TRIED = 2  # a pod that has just gone must not cost the tokens
 MAX_ANSWER_BYTES = 8 << 20  # about a million tokens
-# of a prompt without media: what templates add, and the digits of a token for each byte of the request
+# of a prompt without media: a constant for the template, and the digits of one token per byte of the request
 ANSWER_BYTES, ANSWER_BYTES_A_BYTE = 1 << 19, 12
 TURNS_SHARE = 0.5  # of a core, for reading long answers: clients wait for them
 CONNECTIONS_KEPT = 4  # to each pod
@@ -53,7 +52,7 @@ NOT_IMPLEMENTED = 501
 
 
 class RenderUnavailableError(PromptTokensError):
-    """No pod renders this now: none does at all, all are away or asked enough."""
+    """No pod renders this now: none can, all are unreachable or resting, or too many questions are under way."""
 
     reason: ClassVar[str] = "render-unavailable"
 
@@ -65,7 +64,7 @@ class RenderTimeoutError(PromptTokensError):
 
 
 class RenderRefusedError(PromptTokensError):
-    """The pod will not have this request, so it would not serve it either."""
+    """The pod refuses this request, so it would not serve it either."""
 
     reason: ClassVar[str] = "render-refused"
 
@@ -74,45 +73,37 @@ class RenderRefusedError(PromptTokensError):
 class RenderSettings:
     """Limits of asking pods for tokens."""
 
-    timeout_seconds: float = 0.5  # all of it, a second pod included; the client waits for it
+    timeout_seconds: float = 0.5  # in total, including a second pod; the client waits for it
     media_timeout_seconds: float = 2.0  # the pod fetches the media first
-    max_body_bytes: int = 32 << 20  # larger ones are not sent twice
+    max_body_bytes: int = 32 << 20  # larger bodies are not sent twice
     max_under_way: int = 16
     cache_bytes: int = 32 << 20
     cache_seconds: float = 300.0  # harmony prompts carry the date
-    retry_seconds: float = 5.0  # a pod that was away or too slow is left alone so long
-    disabled_seconds: float = 120.0  # one that has no render endpoint
+    retry_seconds: float = 5.0  # pause after a pod was unreachable or too slow
+    disabled_seconds: float = 120.0  # pause for a pod without the endpoint
 
 
 class _Cached(NamedTuple):
     prompts: tuple[TokenizedPrompt, ...]
     size: int  # bytes
     until: float
-    model: str
-    teller: Teller
     address: str  # of the pod that gave the answer
 
 
-class _Told(NamedTuple):
-    """An answer, and whose it is."""
-
+class _Answer(NamedTuple):
     prompts: tuple[TokenizedPrompt, ...]
-    teller: Teller
-    address: str
+    address: str  # of the pod
 
 
 class _NoAnswer(NamedTuple):
-    """Why a pod gives none, and for how long it is to be left alone (seconds)."""
+    """Why a pod gave no answer, and how long not to ask it (seconds)."""
 
     why: str
     seconds: float
-    is_able: bool | None = None  # False: it does not answer this path at all
+    is_able: bool | None = None  # False if it does not serve this path at all
 
 
 class _Question(NamedTuple):
-    """What a pod is asked, and how its answer is read."""
-
-    teller: Teller
     path: str
     body: bytes
     read: Callable[[bytes], Steps[tuple[TokenizedPrompt, ...]]]
@@ -120,7 +111,7 @@ class _Question(NamedTuple):
 
     @property
     def longest_answer(self) -> int:
-        """In bytes: a prompt without media has no more tokens than its request makes."""
+        """Bytes. Without media, the length of the request bounds the number of tokens."""
         return (
             MAX_ANSWER_BYTES
             if self.has_media
@@ -129,36 +120,37 @@ class _Question(NamedTuple):
 
 
 class _Resting(NamedTuple):
-    """Why a pod is not asked, and until when."""
-
     until: float
     why: str
 
 
 class PodRender:
-    """Token ids from the pods. `endpoints` names those that serve a model now (host:port); they take turns."""
+    """Token ids from the pods. `endpoints` returns the pods that serve a model now (host:port), asked in rotation."""
 
     def __init__(
         self,
         *,
         endpoints: Callable[[ServedModel], Sequence[str]],
         settings: RenderSettings | None = None,
-        trust: TokenTrust | None = None,
+        doubts: Mapping[str, str] | None = None,
+        is_sglang: Callable[[str], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
         key: PodKey | None = None,
     ) -> None:
+        """`doubts`: the models whose folder is distrusted; `is_sglang` is asked for an address."""
         self._endpoints = endpoints
         self._settings = settings or RenderSettings()
-        self._trust = trust or TokenTrust()
+        self._doubts = {} if doubts is None else doubts
+        self._is_sglang = is_sglang
         self._clock = clock
         self._pages = PodPages(most_kept=CONNECTIONS_KEPT, key=key)
         self._shows_key = key is not None
         self._turns = PageTurns(share=TURNS_SHARE)
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._cached_bytes = 0
-        self._changes = 0  # how often answers were let go of: one that was asked for before is not kept
+        self._changes = 0  # counts cache drops: an answer requested before a drop is not cached
         self._resting: dict[tuple[str, str], _Resting] = {}  # by address and path
-        self._able: dict[tuple[str, str], bool] = {}  # likewise: whether it answers at all
+        self._able: dict[tuple[str, str], bool] = {}  # by address and path: whether the pod serves the path
         self._turn = 0
         self._under_way = 0
 
@@ -170,34 +162,29 @@ class PodRender:
         Raise RenderUnavailableError, RenderTimeoutError or RenderRefusedError.
         """
         questions = list(self._questions(request, body, model))
-        doubt = "; ".join(why for teller in OF_PODS if (why := self._trust.doubt(model.name, teller)) is not None)
         if not questions or len(body) > self._settings.max_body_bytes:
             why = "the body is too large to be sent twice" if questions else f"pods do not render {request.api.value}"
-            raise RenderUnavailableError(doubt or why)
+            raise RenderUnavailableError(why)
         key = xxhash.xxh3_128_digest(f"{model.name}\0{request.api.value}\0".encode() + body)
         cached = self._cached(key)
         if cached is not None:
-            self._trust.told(model.name, cached.teller)
             return cached.prompts[:limit]
         changes = self._changes
-        try:
-            told = await self._asked(questions, model, request)
-        except RenderUnavailableError as error:
-            raise RenderUnavailableError(f"{doubt}; {error}") if doubt else error from None
+        answer = await self._asked(questions, model, request)
         if changes == self._changes:
-            self._put(key, told, model.name)
-        self._trust.told(model.name, told.teller)
-        return told.prompts[:limit]
+            self._put(key, answer)
+        return answer.prompts[:limit]
 
     async def ask_one(
         self, address: str, request: InferenceRequest, body: bytes, *, model: ServedModel
     ) -> TokenizedPrompt | None:
-        """Return what one pod makes of one prompt now, None where it will not have such a prompt.
+        """Return one pod's tokens of one prompt now, or None if it refuses such a prompt.
 
-        For comparisons: nothing is cached, and no pod is left alone afterwards. Raise RenderUnavailableError.
+        For comparisons: nothing is cached, and a failure does not pause the pod. Raise RenderUnavailableError.
         """
         whys: list[str] = []
-        for question in sorted(self._questions(request, body, model, anything=True), key=_tokenize_first):
+        questions = self._questions(request, body, model, anything=True)
+        for question in sorted(questions, key=lambda each: each.path != pod_tokenize.PATH):
             try:
                 async with asyncio.timeout(self._settings.timeout_seconds):
                     answer = await self._answer(address, question)
@@ -207,7 +194,7 @@ class PodRender:
                 raise RenderUnavailableError(f"no answer within {self._settings.timeout_seconds:g} s") from None
             if isinstance(answer, tuple) and not isinstance(answer, _NoAnswer):
                 return answer[0] if answer else None
-            whys.append(f"{question.teller} does not know the model" if answer is None else answer.why)
+            whys.append(f"{question.path} does not know the model" if answer is None else answer.why)
         raise RenderUnavailableError("; ".join(whys) or f"pods do not render {request.api.value}")
 
     def problems(self) -> dict[str, str]:
@@ -215,18 +202,14 @@ class PodRender:
         now = self._clock()
         return {address: rest.why for (address, _), rest in self._resting.items() if rest.until > now}
 
-    def distrusted(self, model: str, teller: Teller) -> None:
-        """Let go of what it has said: it is not believed any more."""
-        self._drop(lambda cached: cached.model == model and cached.teller is teller)
-
     def is_another(self, address: str) -> None:
-        """Let go of what a pod has said: it is another process now, perhaps with another model."""
+        """Drop a pod's answers and pauses: it is a new process now, perhaps with another model."""
         self._resting = {name: rest for name, rest in self._resting.items() if name[0] != address}
         self._able = {name: able for name, able in self._able.items() if name[0] != address}
         self._drop(lambda cached: cached.address == address)
 
     def keep(self, endpoints: Iterable[str]) -> None:
-        """Let go of all other endpoints, and of what they have said: they are gone."""
+        """Drop all other endpoints and their answers: they are gone."""
         kept = frozenset(endpoints)
         self._pages.keep(kept)
         self._able = {name: able for name, able in self._able.items() if name[0] in kept}
@@ -239,28 +222,25 @@ class PodRender:
     def _questions(
         self, request: InferenceRequest, body: bytes, model: ServedModel, *, anything: bool = False
     ) -> Iterator[_Question]:
-        """Yield what may be asked, the more knowing path first; `anything`: also what is not believed.
+        """Yield the possible questions, the more capable path first; with `anything`, always also /tokenize.
 
-        What a folder cannot do, /tokenize cannot, either, unless it is the folder that is not believed.
+        /tokenize cannot help where the folder's tokenizer failed; it is asked only if the folder is distrusted.
         """
-        path, trust = RENDER_PATHS.get(request.api), self._trust
-        if path is not None and (anything or trust.doubt(model.name, Teller.RENDER) is None):
-            body_without = _without_pixels(request, body)
-            yield _Question(Teller.RENDER, path, body_without, read_render_answer, request.has_media)
-        if pod_tokenize.renders_in_code(request, model):
-            return
-        if not anything and (trust.doubt(model.name, Teller.TOKENIZE) is not None or not self._may_tokenize(model)):
+        path = RENDER_PATHS.get(request.api)
+        if path is not None:
+            yield _Question(path, _without_pixels(request, body), read_render_answer, request.has_media)
+        if pod_tokenize.renders_in_code(request, model) or not (anything or self._may_tokenize(model)):
             return
         plain = pod_tokenize.tokenize_body(request, body)
         if plain is not None:
-            yield _Question(Teller.TOKENIZE, pod_tokenize.PATH, plain, read_tokenize_answer, has_media=False)
+            yield _Question(pod_tokenize.PATH, plain, read_tokenize_answer, has_media=False)
 
     def _may_tokenize(self, model: ServedModel) -> bool:
         if model.tokens_from is TokensFrom.TOKENIZER:
-            return self._trust.doubt(model.name, Teller.FOLDER) is not None
+            return model.name in self._doubts
         return model.tokens_from is TokensFrom.AUTO
 
-    async def _asked(self, questions: Sequence[_Question], model: ServedModel, request: InferenceRequest) -> _Told:
+    async def _asked(self, questions: Sequence[_Question], model: ServedModel, request: InferenceRequest) -> _Answer:
         settings = self._settings
         if self._under_way >= settings.max_under_way:
             raise RenderUnavailableError(f"{self._under_way} other prompts wait for a pod to render them")
@@ -276,13 +256,20 @@ class PodRender:
                     except RenderUnavailableError as error:
                         whys.append(str(error))
                         continue
-                    for address in addresses[:PODS_TRIED]:  # at the deadline, the last one asked is the slow one
+                    refusal = None
+                    for address in addresses[:PODS_TRIED]:  # at the deadline, the last pod asked is the slow one
                         asked = address, question.path
-                        prompts = await self._ask(address, question)
+                        try:
+                            prompts = await self._ask(address, question)
+                        except RenderRefusedError as error:  # one pod may be wrong
+                            refusal = error
+                            continue
                         if prompts is not None:
-                            return _Told(prompts, question.teller, address)
+                            return _Answer(prompts, address)
+                    if refusal is not None:
+                        raise refusal
         except TimeoutError:
-            if not request.has_media:  # fetching media says nothing of the pod
+            if not request.has_media:  # slow media say nothing about the pod
                 self._rest(asked, settings.retry_seconds, f"no answer within {seconds:g} s")
             raise RenderTimeoutError(f"{asked[0]} did not render the prompt within {seconds:g} s") from None
         finally:
@@ -293,7 +280,6 @@ class PodRender:
         )
 
     def _awake(self, model: ServedModel, path: str) -> list[str]:
-        """Return the pods to ask, another one first each time."""
         now = self._clock()
         known = self._endpoints(model)
         rests = {address: rest for address in known if (rest := self._resting.get((address, path))) is not None}
@@ -306,8 +292,10 @@ class PodRender:
         return awake[first:] + awake[:first]
 
     async def _ask(self, address: str, question: _Question) -> tuple[TokenizedPrompt, ...] | None:
-        """Return what one pod says; None if another should be asked. Raise RenderRefusedError."""
+        """Return one pod's answer, or None to try another pod. Raise RenderRefusedError."""
         asked = address, question.path
+        if question.path == pod_tokenize.PATH and self._is_sglang(address):
+            question = question._replace(body=replace_top_level(question.body, pod_tokenize.UNREAD_BY_SGLANG))
         answer = await self._answer(address, question)
         if not isinstance(answer, _NoAnswer):
             self._notice(asked, is_able=True)
@@ -318,10 +306,7 @@ class PodRender:
         return None
 
     async def _answer(self, address: str, question: _Question) -> tuple[TokenizedPrompt, ...] | _NoAnswer | None:
-        """Return what one pod says; None if it does not know the model. Raise RenderRefusedError.
-
-        The caller sets the deadline.
-        """
+        """Return None if it does not know the model; raise RenderRefusedError. The caller sets the deadline."""
         soon, late = self._settings.retry_seconds, self._settings.disabled_seconds
         path, body, most = question.path, question.body, question.longest_answer
         try:
@@ -330,20 +315,20 @@ class PodRender:
             if status == 200:
                 return await self._turns.read(question.read(answer.body))
             if status == 404 and "does not exist" in read_refusal(answer.body):
-                return None  # it knows the path, not the model: an adapter that another pod may have
+                return None  # the path exists but not the model: an adapter that another pod may have
         except (HttpResponseError, OSError) as error:
             return _NoAnswer(f"not reached: {str(error) or type(error).__name__}", soon)
         except RenderAnswerError as error:
             return _NoAnswer(str(error), late)
         if (unable := self._unable(status, path)) is not None:
             return unable
-        # its text may repeat the prompt: the client gets it from the pod, the log and the pages do not
+        # its text may repeat the prompt: the client gets it from the pod, but logs and pages must not
         raise RenderRefusedError(f"{address} answered {path} with status {status}")
 
     def _unable(self, status: int, path: str) -> _NoAnswer | None:
-        """Return why a pod answers a path to nobody, None where it has refused only this request."""
+        """Return why a pod does not serve a path at all, or None if it refused only this request."""
         soon, late = self._settings.retry_seconds, self._settings.disabled_seconds
-        if status == UNAUTHORIZED:  # the file may have another key soon, which is no news of the pod
+        if status == UNAUTHORIZED:  # the key file may soon have a new key, so ask again soon
             return _NoAnswer(f"{path}: {self._pages.why_refused(status)}", soon if self._shows_key else late)
         if status == FORBIDDEN:
             return _NoAnswer("render is not enabled: start vLLM with --enable-scale-out", late, is_able=False)
@@ -352,18 +337,17 @@ class PodRender:
         return _NoAnswer(f"answered {path} with status {status}", soon) if status >= 500 else None
 
     def _notice(self, asked: tuple[str, str], *, is_able: bool) -> None:
-        """Let go of what a pod has said where it begins or ceases to answer a path: it was started otherwise."""
+        """Drop a pod's answers when it starts or stops serving a path: it was restarted with other flags."""
         if self._able.get(asked, is_able) is not is_able:
             self._drop(lambda cached: cached.address == asked[0])
         self._able[asked] = is_able
 
     def _rest(self, asked: tuple[str, str], seconds: float, why: str) -> None:
-        """Leave a pod alone; logged once for each reason, not for each request."""
         now = self._clock()
         before = self._resting.get(asked)
         if before is None or before.why != why:
             log.warning("endpoint renders no prompts: %s", why, extra={"endpoint": asked[0]})
-        # pods come and go: forget those of long ago
+        # pods come and go: forget long expired pauses
         self._resting = {name: rest for name, rest in self._resting.items() if rest.until > now - 10 * seconds}
         self._resting[asked] = _Resting(now + seconds, why)
 
@@ -374,26 +358,21 @@ class PodRender:
         self._cache.move_to_end(key)
         return cached
 
-    def _put(self, key: bytes, told: _Told, model: str) -> None:
-        size = sum(len(prompt.tokens) + 200 * (1 + len(prompt.features)) for prompt in told.prompts)
+    def _put(self, key: bytes, answer: _Answer) -> None:
+        size = sum(len(prompt.tokens) + 200 * (1 + len(prompt.features)) for prompt in answer.prompts)
         old = self._cache.pop(key, None)
         self._cached_bytes += size - (old.size if old is not None else 0)
         until = self._clock() + self._settings.cache_seconds
-        self._cache[key] = _Cached(told.prompts, size, until, model, told.teller, told.address)
+        self._cache[key] = _Cached(answer.prompts, size, until, answer.address)
         while self._cached_bytes > self._settings.cache_bytes:
             _, dropped = self._cache.popitem(last=False)
             self._cached_bytes -= dropped.size
 
     def _drop(self, concerns: Callable[[_Cached], bool]) -> None:
-        """Let go of cached answers, and of all that are under way: whose they will be is not known yet."""
+        """Drop these cached answers. Do not cache any answer under way either: its origin is not known yet."""
         self._changes += 1
         self._cache = OrderedDict((key, cached) for key, cached in self._cache.items() if not concerns(cached))
         self._cached_bytes = sum(cached.size for cached in self._cache.values())
-
-
-def _tokenize_first(question: _Question) -> bool:
-    """Order questions so that what every vLLM has comes first."""
-    return question.teller is not Teller.TOKENIZE
 
 
 def _without_pixels(request: InferenceRequest, body: bytes) -> bytes:
@@ -402,4 +381,4 @@ def _without_pixels(request: InferenceRequest, body: bytes) -> bytes:
     try:
         return replace_top_level(body, NO_PIXELS)
     except MalformedRequestError:
-        return body  # the pod says what is wrong with it
+        return body  # the pod reports the error

@@ -1,4 +1,4 @@
-"""When something that has failed is tried again: after a while, and after twice as long each further time. Pure."""
+"""Exponential backoff. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ MOST_DOUBLINGS = 6
 
 @dataclass(slots=True)
 class Retries:
-    """Of one thing; `now` is monotonic seconds."""
+    """The backoff of one operation; `now` is monotonic seconds."""
 
-    _failures: int = 0  # one after another
+    _failures: int = 0  # consecutive, at most MOST_DOUBLINGS
     _again_at: float = float("-inf")
 
     def is_due(self, now: float) -> bool:
-        """Tell whether it is to be tried: it never failed, or long enough ago."""
+        """Tell whether to try: it never failed, or its pause is over."""
         return now >= self._again_at
 
     def failed(self, now: float) -> None:
-        """Take note of a failure."""
+        """Record a failure, and double the pause."""
         self._again_at = now + min(FIRST_SECONDS * 2.0**self._failures, MOST_SECONDS)
         self._failures = min(self._failures + 1, MOST_DOUBLINGS)

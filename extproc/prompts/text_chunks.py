@@ -1,7 +1,7 @@
-"""Keys of a prompt's text in chunks: a prediction of what shares a prefix where token ids are unknown.
+"""Keys of a prompt's text chunks: they predict shared prefixes where token ids are unknown.
 
-Two prompts share as many leading keys as they share leading chunks, also when one is a later turn of the other's
-conversation. The keys never go to Redis: they say nothing about an engine's blocks.
+Two prompts share as many leading keys as leading chunks, also if one is a later turn of the other's conversation. The
+keys never go to Redis: they say nothing about an engine's blocks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,16 +16,16 @@ from extproc.requests.request import ChatPrompt, PairPrompt, Prompt, TextPrompt
 from kvmesh.blocks.block_keys import block_keys
 
 CHUNK_BYTES = 256
-BYTES_PER_TOKEN = 4  # of English text, roughly; fewer tokens are better known than many, so this errs on the low side
+BYTES_PER_TOKEN = 4  # roughly, of English text; errs on the side of fewer tokens
 CHUNK_TOKENS = CHUNK_BYTES // BYTES_PER_TOKEN
-MEDIA_TOKENS = 1_000  # an image of a megapixel or half a minute of sound, roughly
-MAX_TEXT_BYTES = 1_024 * CHUNK_BYTES  # what follows changes no decision
+MEDIA_TOKENS = 1_000  # roughly, an image of a megapixel or half a minute of audio
+MAX_TEXT_BYTES = 1_024 * CHUNK_BYTES  # text beyond it changes no decision
 MAX_PIECES = 50_000  # roles, texts, calls: about 50 ms; more than any conversation has
-ROLE_MARK, PART_MARK, MEDIA_MARK = "\x01", "\x02", "\x03"  # no text that people write has them
+ROLE_MARK, PART_MARK, MEDIA_MARK = "\x01", "\x02", "\x03"  # do not occur in normal text
 
 
 def chunk_text(prompt: Prompt, *, root: bytes) -> tuple[bytes, int]:
-    """Return packed 8-byte keys, one for each full chunk and at most 1,024, and about how many tokens the prompt has.
+    """Return packed 8-byte keys (one per full chunk, at most 1,024) and the prompt's estimated number of tokens.
 
     The keys chain the chunks of the canonical text; `root` keeps models, adapters and salts apart.
     """
@@ -34,15 +34,15 @@ def chunk_text(prompt: Prompt, *, root: bytes) -> tuple[bytes, int]:
 
 
 def estimated_tokens(prompts: Iterable[Prompt]) -> int:
-    """Return about how many tokens these prompts have."""
+    """Return the prompts' estimated number of tokens."""
     return sum(canonical_text(prompt)[1] for prompt in prompts)
 
 
 def canonical_text(prompt: Prompt) -> tuple[bytes, int]:
-    """Return the bytes that are chunked, and about how many tokens the whole prompt has.
+    """Return the bytes to chunk, and the whole prompt's estimated number of tokens.
 
-    Tools come before messages, as in most templates; each message is its role and its content. A later turn adds bytes
-    at the end and changes none before. Media count by a digest of what the client sent.
+    Tools come before messages, as in most templates; each message is its role and its content. A later turn only
+    appends bytes. A media item is a digest of the client's JSON for it.
     """
     if isinstance(prompt, TextPrompt):
         return _utf8(prompt.text[:MAX_TEXT_BYTES]), -(-len(prompt.text) // BYTES_PER_TOKEN)
@@ -92,16 +92,14 @@ def _part(part: Any) -> str:
 def _json(value: Any) -> str:
     try:
         return msgspec.json.encode(value).decode()
-    except (UnicodeEncodeError, RecursionError):  # half of a surrogate pair, or nested to hurt
+    except (UnicodeEncodeError, RecursionError):  # a lone surrogate, or malicious nesting
         return repr(type(value))
 
 
-# --- the text in a body whose tokens cannot be known: media, unknown fields, an API that only vLLM understands --------
+# --- the text of a body that was not parsed for tokens: media, unknown fields, an API that only vLLM understands ------
 
 
 class _Texts(msgspec.Struct):
-    """The fields that hold prompts in vLLM's APIs."""
-
     messages: Any = None
     system: Any = None  # Anthropic's messages
     instructions: Any = None  # responses
@@ -114,9 +112,9 @@ _DECODER = msgspec.json.Decoder(_Texts)
 
 
 def prompt_in_body(body: bytes) -> Prompt | None:
-    """Return the prompt as far as it is text and JSON, None where there is none or reading would take too long.
+    """Return the prompt, as far as it is text and JSON, or None without a prompt or if parsing would take too long.
 
-    Lenient on purpose: the result is only compared with those of earlier bodies, so nothing is judged or refused.
+    Lenient on purpose: the result is only compared with earlier ones, so nothing needs validation.
     """
     if has_too_many_parts(body):
         return None
@@ -136,7 +134,6 @@ def prompt_in_body(body: bytes) -> Prompt | None:
 
 
 def _messages(texts: _Texts) -> tuple[Any, ...]:
-    """Return a conversation, system prompt first, as chat completions would have it."""
     system = texts.system if texts.system is not None else texts.instructions
     first = [{"role": "system", "content": system}] if isinstance(system, str | list) and system else []
     for turns in (texts.messages, texts.input):

@@ -1,16 +1,21 @@
-"""Read a model's folder as the model's pods do: the tokenizer, its special tokens and its chat templates.
+"""Read a model's folder as its pods do: the tokenizer, its special tokens and its chat templates.
 
-vLLM's pods load folders with transformers 5. Of most classes it builds the tokenizer anew, which may differ from
-tokenizer.json; only a plain folder is read here, any other by transformers itself (`prompts.transformers_process`).
-No code of a folder is ever run.
+vLLM's pods load folders with transformers 5. For many classes it rebuilds the tokenizer, which may differ from
+tokenizer.json: docs/decisions/0011-tokenizer-folders.md has examples. Only a plain folder is read here, any other by
+transformers in a separate process that exits after its answer: in this one, it would cost every picker some 50 MB, and
+a malicious folder could exploit it. No code of a folder is ever run.
 """
 
+import importlib.util
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -18,46 +23,109 @@ from extproc.errors import TokenizerError
 from extproc.prompts import harmony_chats
 from extproc.prompts.chats_in_code import HARMONY_MODEL_TYPE, only_vllm_renders
 from extproc.prompts.mistral_tokenizer import has_mistral_file, why_not_loaded
-from extproc.prompts.transformers_process import is_installed, load_as_transformers
-from extproc.prompts.transformers_program import AS_WRITTEN_IN_VLLM
+from extproc.prompts.transformers_program import AS_WRITTEN_IN_VLLM, ENVIRONMENT
 
 logger = logging.getLogger(__name__)
 
 MOST_TEMPLATE_CHARACTERS = 1 << 20  # far above any real one
-# The token names that every tokenizer class has; templates see those that are set as variables.
+# The token names of every tokenizer class; templates get the ones that are set as variables.
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 PLAIN_CLASSES = frozenset(("PreTrainedTokenizerFast", "TokenizersBackend"))
-# transformers 5.19 takes a class of its own for these model types, whatever class the folder names
+# transformers 5.19 uses a special class for these model types, whatever class the folder names
 MODEL_TYPES_WITH_OWN_CLASS = frozenset(
     ("hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp")
 )
-# in tokenizer_config.json: where they are set, they change the tokenizer of a plain class, too
+# fields of tokenizer_config.json that change the tokenizer even of a plain class
 CHANGING_FIELDS = ("split_special_tokens", "fix_mistral_regex", "auto_map")
 TRANSFORMERS_FILES = ("tokenizer.json", "tokenizer.model")
 ONLY_SENTENCEPIECE = "it has tokenizer.model and no tokenizer.json"
 LISTS_OF_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+DEADLINE_SECONDS = 180.0  # it takes 1 to 3 s of CPU, possibly on a machine busy with other starts
+PROGRAM = "extproc.prompts.transformers_program"
+
+
+class Loaded(NamedTuple):
+    """A folder loaded by transformers."""
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]  # for chat templates, by variable name
+
+
+def is_installed() -> bool:
+    """Tell whether transformers is installed, without importing it."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+def load_as_transformers(folder: Path, why: str) -> Loaded:
+    """Load a folder with transformers; raise TokenizerError naming the folder and the cause. Takes seconds.
+
+    `why` says why the folder needs it, for the error if transformers is not installed.
+    """
+    if not is_installed():
+        raise TokenizerError(
+            f"{folder} needs transformers, because {why}: pip install 'kvmesh[models]', or let the pods be asked "
+            "(`tokens: render`)"
+        )
+    return _loaded(_answer(folder), folder)
+
+
+def _answer(folder: Path) -> bytes:
+    # -P: files in the working directory, which may be the folder, must not shadow libraries
+    command = [sys.executable, "-P", "-m", PROGRAM, str(folder.absolute()), str(os.getpid())]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={**os.environ, **ENVIRONMENT},
+            timeout=DEADLINE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _refused(folder, f"it takes longer than {DEADLINE_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise _refused(folder, f"its process cannot be started: {error}") from error
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise _refused(folder, said[-1] if said else f"its process ended with {done.returncode}")
+    return done.stdout
+
+
+def _loaded(answer: bytes, folder: Path) -> Loaded:
+    first, _, backend = answer.partition(b"\n")
+    try:
+        return Loaded(tokenizers.Tokenizer.from_str(backend.decode()), json.loads(first)["special_tokens"])
+    except Exception as error:  # the library raises plain Exception
+        raise _refused(folder, f"its answer cannot be read: {error}") from error
+
+
+def _refused(folder: Path, cause: str) -> TokenizerError:
+    return TokenizerError(
+        f"transformers cannot load {folder}: {cause}; copy the folder that the pods serve again, or let the pods be "
+        "asked (`tokens: render`)"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFolder:
-    """What a folder says."""
+    """The contents of a folder that matter for tokens."""
 
     path: Path
     backend: tokenizers.Tokenizer
-    special_tokens: Mapping[str, str]  # what a chat template sees, by variable name
+    special_tokens: Mapping[str, str]  # for chat templates, by variable name
     templates: Mapping[str, str]  # sources by name
-    no_template: str  # what to say to a chat when there is no template for it
+    no_template: str  # the error text for a chat without a template
     model: Mapping[str, Any]  # config.json
-    has_given_template: bool  # in place of its own
-    has_harmony_chats: bool = False  # in place of the templates, which then only say where system messages may stand
+    has_given_template: bool  # a given chat template replaces the folder's
+    has_harmony_chats: bool = False  # replace the templates, which then only decide `refuses_later_system`
 
 
 def read_folder(folder: Path, *, chat_template: Path | None = None, as_written: bool = False) -> TokenizerFolder:
-    """Read a model's folder; raise TokenizerError naming the file that is unusable, or what the folder needs.
+    """Read a model's folder; raise TokenizerError naming the unusable file or a missing requirement.
 
-    `chat_template` is a Jinja file in place of the folder's own. With `as_written`, tokenizer.json counts whatever the
-    folder's class is: so read pods with transformers 4. Folders that mistral-common reads are not for here.
+    `chat_template` is a Jinja file that replaces the folder's template. With `as_written`, tokenizer.json is used
+    whatever the folder's class is, as by pods with transformers 4. Not for folders that mistral-common reads.
     """
     config, model = _read_json(folder / "tokenizer_config.json"), model_config(folder)
     try:
@@ -102,19 +170,19 @@ def read_folder(folder: Path, *, chat_template: Path | None = None, as_written: 
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    """Return the folder's config.json, nothing where it has none; raise TokenizerError naming an unusable one."""
+    """Return the folder's config.json, empty without one; raise TokenizerError naming an unusable one."""
     return _read_json(folder / "config.json")
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Tell whether a folder has a file that a tokenizer can be made of."""
+    """Tell whether a folder has a tokenizer file."""
     return any((folder / name).is_file() for name in TRANSFORMERS_FILES) or has_mistral_file(folder)
 
 
 def why_not_readable(folder: Path) -> str | None:
-    """Return why a folder cannot be read with what is installed and in it, and what to do; None where it can.
+    """Return which library or file a folder lacks to be read, and the fix, or None if it can be read.
 
-    Raise TokenizerError naming the file that is unusable.
+    Raise TokenizerError naming the unusable file.
     """
     if has_mistral_file(folder):
         return why_not_loaded(folder)
@@ -125,7 +193,7 @@ def why_not_readable(folder: Path) -> str | None:
 
 
 def why_not_plain(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-    """Return why transformers may make something else of a folder than its tokenizer.json says, None if it does not.
+    """Return why transformers may build a tokenizer that differs from tokenizer.json, or None if it does not.
 
     `config` is tokenizer_config.json, `model` is config.json.
     """
@@ -143,7 +211,7 @@ def why_not_plain(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | 
 
 
 def _contents(tokens: Any) -> set[str]:
-    """Return the texts of a list of special tokens; those of an object have names, which `special_tokens` knows."""
+    """Return the texts of a list of special tokens; `special_tokens` handles the named tokens of an object."""
     listed = tokens if isinstance(tokens, list) else []
     return {token["content"] if isinstance(token, dict) else str(token) for token in listed}
 
@@ -163,7 +231,7 @@ def _has_only_sentencepiece(folder: Path) -> bool:
 
 
 def _chats_in_code(model: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Return why no template of the folder counts, None where one does, and whether the harmony library renders."""
+    """Return why the folder's templates are ignored (None if not), and whether the harmony library renders."""
     if own := only_vllm_renders(model):
         return f"only vLLM's own code renders chats for {own}", False
     if model.get("model_type") != HARMONY_MODEL_TYPE:
@@ -176,7 +244,7 @@ def _chats_in_code(model: Mapping[str, Any]) -> tuple[str | None, bool]:
 def _read_template(path: Path) -> str:
     try:
         if path.exists() and not path.is_file():
-            raise ValueError("it is no file")  # policies may name any path, and a device is read for ever
+            raise ValueError("it is no file")  # policies may name any path, and reading a device never ends
         with path.open(encoding="utf-8") as file:
             text = file.read(MOST_TEMPLATE_CHARACTERS + 1)
         if len(text) > MOST_TEMPLATE_CHARACTERS:
@@ -189,7 +257,7 @@ def _read_template(path: Path) -> str:
 
 
 def _read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """Load tokenizer.json. Its own truncation and padding do not count: vLLM sets both per request."""
+    """Load tokenizer.json without its truncation and padding: vLLM sets both per request."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise _no_tokenizer(folder)
@@ -214,7 +282,6 @@ def _without_limits(tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object from a file, or nothing when there is no such file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -236,7 +303,7 @@ def _template_files(folder: Path) -> dict[str, str]:
 
 
 def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Add what tokenizer_config.json knows beyond tokenizer.json, as transformers does when it loads the folder."""
+    """Add the tokens that only tokenizer_config.json has, as transformers does when it loads the folder."""
     tokens = list(added_tokens(config))
     known = {token.content for token in (*tokens, *tokenizer.get_added_tokens_decoder().values())}
     missing = dict.fromkeys(text for text in named.values() if text not in known)
@@ -244,10 +311,10 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any], name
 
 
 def special_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tokens that a chat template sees, by variable name (`bos_token`, …).
+    """Return a chat template's token variables by name (`bos_token`, …).
 
-    `config` is tokenizer_config.json, `legacy` special_tokens_map.json, which counts only for folders that do not list
-    their added tokens in the configuration.
+    `config` is tokenizer_config.json, `legacy` special_tokens_map.json. `legacy` is used only if the configuration does
+    not list the added tokens.
     """
     source = dict(config) if "added_tokens_decoder" in config else {**config, **legacy}
     extra = source.get("extra_special_tokens")
@@ -269,7 +336,7 @@ def added_tokens(config: Mapping[str, Any]) -> Iterator[tokenizers.AddedToken]:
 
 
 def chat_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, str]:
-    """Return template sources by name; `files` (from *.jinja, "default" being chat_template.jinja) win altogether."""
+    """Return template sources by name; any `files` (*.jinja; "default" is chat_template.jinja) replace all others."""
     if files:
         return dict(files)
     template = config.get("chat_template")

@@ -1,8 +1,8 @@
-"""The program that loads a model's folder with transformers and writes what it made of it; a process of its own.
+"""The program that loads a model's folder with transformers and writes the tokenizer; a separate process.
 
 `python -m extproc.prompts.transformers_program FOLDER PARENT_PID` writes {"special_tokens": {name: text}} in one line
-of JSON, and after it the tokenizer in the form of a tokenizer.json. What goes wrong is the last line of standard error.
-It runs no code of the folder, asks no server, and dies with its parent.
+of JSON, then the tokenizer in the format of tokenizer.json. The last line of standard error is the error. It runs no
+code of the folder, accesses no network, and dies with its parent.
 """
 
 import ctypes
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# Gemma 3, the largest vocabulary of those that were tried, takes 0.46 GiB and 3 s of CPU
-MOST_ADDRESS_BYTES = 6 << 30  # what is reserved counts, too: some 2 GiB
+# Gemma 3, the largest vocabulary tried, takes 0.46 GiB and 3 s of CPU
+MOST_ADDRESS_BYTES = 6 << 30  # includes reserved address space: some 2 GiB
 MOST_CPU_SECONDS = 120
 OLDEST_MAJOR = 5  # of transformers
-# vLLM 0.32 takes tokenizer.json as it is for these, whatever class the folder names (vllm/tokenizers/registry.py)
+# for these, vLLM 0.32 uses tokenizer.json unchanged, whatever class the folder names (vllm/tokenizers/registry.py)
 AS_WRITTEN_IN_VLLM = frozenset(("internlm2", "step3_vl", "step3p7", "unlimited-ocr", "unlimited_ocr"))
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "critical",
-    "USE_TORCH": "0",  # where it is installed, importing it takes seconds
+    "USE_TORCH": "0",  # importing torch takes seconds
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -35,20 +35,20 @@ def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # it died before the prctl call
         sys.exit("the parent has ended")
 
 
 def limit_resources() -> None:
-    """Make this process fail by itself before the machine suffers."""
+    """Limit memory and CPU, so that this process fails before it harms the machine."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESS_BYTES, MOST_ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_SECONDS, MOST_CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def load(folder: Path) -> Any:
-    """Return the tokenizer that vLLM's pods have without --trust-remote-code."""
-    import transformers  # noqa: PLC0415  the limits come first
+    """Return the tokenizer of vLLM pods without --trust-remote-code."""
+    import transformers  # noqa: PLC0415  after the resource limits are set
 
     if int(transformers.__version__.partition(".")[0]) < OLDEST_MAJOR:
         raise ImportError(
@@ -61,12 +61,12 @@ def load(folder: Path) -> Any:
 
 
 def main() -> None:
-    """Load and write; exit with the reason where transformers refuses."""
+    """Load the tokenizer and write it; exit with the reason if transformers fails."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
     limit_resources()
     answer = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no part of the answer
+    os.dup2(2, 1)  # libraries' prints go to standard error, not into the answer
     try:
         tokenizer = load(folder)
         backend = tokenizer.backend_tokenizer.to_str()

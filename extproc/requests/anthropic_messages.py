@@ -1,7 +1,7 @@
-"""Read Anthropic's /v1/messages as vLLM 0.32 converts it into a chat.
+"""Reads Anthropic's /v1/messages as vLLM 0.32 converts it into a chat.
 
-Two things depend on the model's template and are left open in the ChatPrompt: where system messages after the first
-go, and whether thinking can be switched off.
+Two decisions depend on the model's template and stay open in the ChatPrompt: the position of system messages after the
+first one, and whether thinking can be switched off.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,6 @@ from extproc.requests.request_fields import (
     Body,
     ReadPrompts,
     UnsupportedPromptError,
-    forwarded_ids,
     have_media,
     mapping,
     objects,
@@ -26,7 +25,7 @@ IGNORED_BLOCKS = ("redacted_thinking", "tool_reference")
 
 
 class MessagesBody(Body, kw_only=True):
-    """The fields that change the tokens; `messages` of another type leave nothing to serve."""
+    """The fields that affect the tokens; without a list in `messages` no pod could serve the request."""
 
     messages: list[Any]
     system: Any = None
@@ -38,7 +37,7 @@ class MessagesBody(Body, kw_only=True):
 
     @property
     def output_limit(self) -> Any:
-        """The field of this API."""
+        """This API's field."""
         return self.max_tokens
 
 
@@ -57,10 +56,7 @@ def read_messages(body: MessagesBody) -> ReadPrompts:
         reasoning_effort=effort,
         kwargs_low_effort=template_variables(body.chat_template_kwargs, "low") if can_be_off else None,
     )
-    media = have_media(prompt.messages)
-    if body.kv_transfer_params is not None and not media and (ids := forwarded_ids(body, echo=False)) is not None:
-        return ReadPrompts((ids,))
-    return ReadPrompts((prompt,), has_media=media)
+    return ReadPrompts((prompt,), has_media=have_media(prompt.messages))
 
 
 def _system_first(system: list[str], converted: list[dict[str, Any]]) -> tuple[dict[str, Any], ...] | None:
@@ -75,7 +71,7 @@ def _system_message(texts: list[str]) -> tuple[dict[str, Any], ...]:
 
 
 def _system_texts(content: Any) -> list[str]:
-    """Return the texts of a system prompt, without the line that one client makes new for every request."""
+    """Return the texts of a system prompt, without the billing line that one client changes in every request."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -96,10 +92,10 @@ def _blocks(content: Any) -> list[Mapping[str, Any]]:
 
 
 def _convert(message: Mapping[str, Any], into: list[dict[str, Any]]) -> None:
-    """Append the chat messages that one message becomes: tool results come before the message that held them."""
+    """Append the chat messages for one message; its tool results go before the message itself."""
     role, content = message.get("role"), message.get("content")
     if role == "system":
-        # unlike in the system field, a text here may be a billing line as a whole
+        # unlike in the system field, a plain string here may be a billing line as a whole
         said = "".join(_system_texts(content))
         if said and not (isinstance(content, str) and _is_billing(content)):
             into.append({"role": "system", "content": said})
@@ -136,7 +132,6 @@ def _convert_blocks(role: str, blocks: Iterable[Mapping[str, Any]], into: list[d
 
 
 def _part(block: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """Return the content part of a text or an image, none for an empty one."""
     if block["type"] == "image":
         return (_image(block["source"]),) if block.get("source") else ()
     said = block.get("text")
@@ -158,11 +153,11 @@ def _message(
 
 
 def _tool_call(block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the call; its arguments stay a mapping, which vLLM's way through a text gives back unchanged."""
+    """Return the call. Its arguments stay a mapping: vLLM's conversion to a string and back yields the same."""
     if not block.get("id"):
         raise UnsupportedPromptError("a tool_use without an id gets the time as its id")
     arguments = mapping(block["input"], "input") if block.get("input") is not None else {}
-    # in the order of vLLM's chat models, which these messages pass: some templates dump whole calls
+    # in the key order of vLLM's chat models, which these messages pass through: some templates dump whole calls
     function = {"arguments": arguments, "name": text(block.get("name") or "", "name")}
     return {"id": text(block["id"], "id"), "function": function, "type": "function"}
 
@@ -195,7 +190,7 @@ def _image(source: Any) -> dict[str, Any]:
 
 
 def _effort(body: MessagesBody) -> tuple[Any, bool]:
-    """Return the reasoning effort, and whether it is the one that stands for thinking switched off."""
+    """Return the reasoning effort, and whether it means thinking switched off."""
     if body.thinking is not None and mapping(body.thinking, "thinking").get("type") == "disabled":
         return "none", True
     config = {} if body.output_config is None else mapping(body.output_config, "output_config")

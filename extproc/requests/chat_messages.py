@@ -1,7 +1,7 @@
-"""Chat messages and tools in the shape in which vLLM 0.32 hands them to a chat template.
+"""Chat messages and tools in the form that vLLM 0.32 passes to a chat template.
 
-Nothing is decided about validity: what vLLM would answer with a 400 either passes through or raises ChatTemplateError,
-and the pod answers. The caller's objects are never changed.
+Does not validate: a request that vLLM answers with a 400 either passes through or raises ChatTemplateError, and the pod
+answers it. The caller's objects are never changed.
 """
 
 import json
@@ -13,7 +13,7 @@ from extproc.errors import ChatTemplateError
 ContentFormat: TypeAlias = Literal["string", "openai"]
 Message: TypeAlias = dict[str, Any]
 
-# The field that holds the text, by the part types that are text.
+# text part type -> the field with the text
 TEXT_FIELD = {
     "text": "text",
     "input_text": "text",
@@ -21,7 +21,7 @@ TEXT_FIELD = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-# What vLLM knows of content parts; everything else in a text part reaches the template.
+# The fields of content parts that vLLM knows; all other fields of a text part reach the template.
 KNOWN_PART_FIELDS = frozenset(
     (
         *("type", "text", "refusal", "thinking", "closed", "name", "uuid", "data", "file"),
@@ -29,14 +29,14 @@ KNOWN_PART_FIELDS = frozenset(
         *("video_url", "video_embeds", "prompt_cache_breakpoint"),
     )
 )
-# A line that one client adds to the system prompt, another one in each request; vLLM drops it to keep the cache warm.
+# A line that one client adds to the system prompt, different in each request; vLLM drops it to keep the cache warm.
 BILLING_HEADER = "x-anthropic-billing-header"
 
 
 def conversation(messages: Sequence[Any], *, content_format: ContentFormat) -> list[Message]:
-    """Return new messages with the fields that vLLM keeps, in its order (templates may dump a whole message).
+    """Return new messages with the fields that vLLM keeps, in its order, as templates may dump a whole message.
 
-    `content_format` "string" joins text parts with a newline, "openai" makes every content a list of parts.
+    The `content_format` "string" joins text parts with a newline, "openai" makes every content a list of parts.
     """
     return [_message(message, content_format) for message in messages]
 
@@ -46,7 +46,7 @@ def _message(message: Any, content_format: ContentFormat) -> Message:
     if not isinstance(role, str):
         raise ChatTemplateError("every message must be an object with a role")
     result: Message = {"role": role, "content": _content(message.get("content"), role, content_format)}
-    if len(message) > 2 or "content" not in message or role == "developer":  # most have nothing else
+    if len(message) > 2 or "content" not in message or role == "developer":  # most have only role and content
         _add_fields(result, message, role)
     return result
 
@@ -85,7 +85,7 @@ def _content(content: Any, role: str, content_format: ContentFormat) -> str | li
 
 
 def _part(part: Any) -> dict[str, Any] | None:
-    """Return a text part or a tool reference, None for an empty one. Media have no tokens that we know."""
+    """Return a text part or a tool reference, or None for an empty one. Raise for media: their tokens are unknown."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict) or part.get("uuid") is not None:
@@ -94,7 +94,7 @@ def _part(part: Any) -> dict[str, Any] | None:
     if kind == "tool_reference":
         return {"type": "tool_reference", "name": _text(part.get("name"))}
     if not isinstance(kind, str) or kind not in TEXT_FIELD:
-        # of what clients write, only types that vLLM knows are repeated: this is logged
+        # this is logged: repeat only types that vLLM knows, not the client's own words
         shown = f"of type {kind}" if isinstance(kind, str) and kind in KNOWN_PART_FIELDS else "of an unknown type"
         raise ChatTemplateError(f"content parts {shown} are not text")
     text = part.get(TEXT_FIELD[kind])
@@ -137,7 +137,7 @@ def _tool_call(call: Any) -> Any:
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise ChatTemplateError("tool_calls must be of type function")
     if isinstance(function.get("arguments"), dict):
-        return call  # made by the reader of another API, in vLLM's order; a client's arguments are a text
+        return call  # made by the reader of another API, in vLLM's order; a client's arguments are a string
     arguments = {"arguments": call_arguments(function.get("arguments"))}
     return _ordered(call, first=("id", "function", "type")) | {
         "function": _ordered(function | arguments, first=("arguments", "name"))
@@ -145,13 +145,13 @@ def _tool_call(call: Any) -> Any:
 
 
 def call_arguments(arguments: Any) -> dict[str, Any]:
-    """Return the call's arguments as a mapping, as templates expect them; nonsense becomes an empty one."""
+    """Return the call's arguments as a mapping, as templates expect; unreadable arguments become an empty one."""
     if isinstance(arguments, str) and arguments:
-        try:  # the standard parser on purpose: it also takes NaN and lone surrogates, as vLLM does
+        try:  # the standard parser on purpose: like vLLM, it accepts NaN and lone surrogates
             arguments = json.loads(arguments)
         except json.JSONDecodeError:
             return {}
-        except ValueError as error:  # a number of more digits than Python reads
+        except ValueError as error:  # a number with more digits than Python's limit
             raise ChatTemplateError(f"tool call arguments cannot be read: {error}") from None
         except RecursionError:
             raise ChatTemplateError("tool call arguments are nested too deeply") from None
@@ -159,9 +159,9 @@ def call_arguments(arguments: Any) -> dict[str, Any]:
 
 
 def function_tools(tools: Iterable[Any] | None) -> list[dict[str, Any]] | None:
-    """Return tool definitions with exactly the fields and the order that vLLM's own models dump.
+    """Return tool definitions with exactly the fields, and their order, of vLLM's own models.
 
-    A missing description or parameters becomes null, unknown fields disappear.
+    A missing description or missing parameters become null, unknown fields disappear.
     """
     return None if tools is None else [_function_tool(tool) for tool in tools]
 
@@ -190,7 +190,6 @@ def _developer_tool(tool: Any) -> Any:
 
 
 def _ordered(value: Mapping[str, Any], *, first: Sequence[str]) -> dict[str, Any]:
-    """Return a copy with the keys in `first` at the front, in that order."""
     return {key: value[key] for key in first if key in value} | dict(value)
 
 

@@ -1,8 +1,8 @@
-"""From a body's bytes to typed fields: its content encoding undone, its JSON decoded as vLLM's own parser does.
+"""From a body's bytes to typed fields: undoes the content encoding and decodes the JSON as vLLM's own parser does.
 
-The pod gets the bytes as they came; vLLM itself reads no coded bodies, but a filter between the picker and the pod may.
-msgspec reads nearly all JSON. What it refuses and Python's parser accepts (NaN, Infinity, halves of surrogate pairs, a
-byte order mark, UTF-16, numbers beyond a float) is read by that one, if the body is small.
+The pod gets the original bytes; vLLM itself reads no coded bodies, but a filter between the picker and the pod may.
+msgspec reads nearly all JSON. The rest (NaN, Infinity, halves of surrogate pairs, a byte order mark, UTF-16, numbers
+beyond a float) goes to Python's parser, if the body is small.
 """
 
 import json
@@ -16,18 +16,18 @@ from extproc.errors import BodyTooLargeError, KvmeshError, MalformedRequestError
 
 _T = TypeVar("_T")
 
-LONG_BODY_BYTES = 256 << 10  # more may take some milliseconds: it is read in a thread, and its parts are counted first
-# What a thread holds Python's lock for, and with it every other request: about 20 ms each.
+LONG_BODY_BYTES = 256 << 10  # a longer body may take milliseconds: read it in a thread, and count its parts first
+# Decoding holds the GIL, and so delays every other request, even from a thread. At these limits about 20 ms each:
 MAX_CONTAINERS = 100_000  # objects and lists
-MAX_ELEMENTS = 600_000  # token ids and their like; more than are looked up of one request
-MAX_LENIENT_BYTES = 1 << 20  # Python's parser takes some ten times as long: about 10 ms
+MAX_ELEMENTS = 600_000  # token ids and the like; more than are looked up for one request
+MAX_LENIENT_BYTES = 1 << 20  # Python's parser is about ten times slower: about 10 ms
 OUT_OF_RANGE = "Number out of range"
-GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib finds out which
-RAW_DEFLATE = -zlib.MAX_WBITS  # what some clients send as "deflate"
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib detects which
+RAW_DEFLATE = -zlib.MAX_WBITS  # some clients send it as "deflate"
 CODINGS = frozenset(("gzip", "x-gzip", "deflate"))
-MAX_CODINGS = 2  # there is no reason for more
-MAX_MEMBERS = 64  # gzip streams in one body: each costs a copy of all that follow
-# in UTF-16 and UTF-32, too, which Python's parser reads: NULs and other marks before the bracket
+MAX_CODINGS = 2  # there is no use for more
+MAX_MEMBERS = 64  # gzip streams in one body: each one costs a copy of the rest
+# Python's parser also reads UTF-16 and UTF-32: NULs and byte order marks may precede the bracket.
 _ANY_START = re.compile(rb"\x00*+(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?[ \t\r\n\x00]*+\{")
 
 
@@ -38,17 +38,17 @@ class MalformedFieldError(MalformedRequestError):
 
 
 class BodyNotReadError(Exception):
-    """Reading the body would hold up other requests; the text says why."""
+    """Reading the body would delay other requests; the text says why."""
 
 
 class UnknownContentEncodingError(KvmeshError):
-    """The body has a coding that the picker does not read (br, zstd, …)."""
+    """The body has a content coding that the picker does not read (br, zstd, …)."""
 
 
 def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
-    """Return the decoder's value of a body; of equal keys the last counts, as in vLLM.
+    """Decode a body; of equal keys the last counts, as in vLLM.
 
-    Raise MalformedRequestError for what vLLM would not parse either, BodyNotReadError for what would take too long.
+    Raise MalformedRequestError if vLLM could not parse it either, BodyNotReadError if it would take too long.
     """
     if len(body) > LONG_BODY_BYTES and has_too_many_parts(body):
         raise BodyNotReadError("the body has too many parts to be read")
@@ -75,7 +75,7 @@ def _decode_leniently(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         raise MalformedRequestError("The request body is nested too deeply.") from None
     try:
         return msgspec.convert(value, decoder.type)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter for half of a surrogate pair
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # UnicodeEncodeError: half of a surrogate pair
         raise _field_error(error) from error
 
 
@@ -84,9 +84,9 @@ def _field_error(error: Exception) -> MalformedFieldError:
 
 
 def has_too_many_parts(body: bytes) -> bool:
-    """Tell whether decoding could hold up other requests: the decoder makes an object a part and keeps the GIL.
+    """Tell whether decoding could delay other requests: the decoder makes one object per part, holding the GIL.
 
-    Counts what separates parts, also inside texts, so a very large text full of brackets is routed on load.
+    Counts brackets and commas, even inside strings, so a very large string full of them counts as well.
     """
     if len(body) <= LONG_BODY_BYTES:
         return False
@@ -102,11 +102,11 @@ def may_be_object(body: bytes) -> bool:
 
 
 def decoded_body(body: bytes, *, content_encoding: str | None, max_bytes: int) -> bytes:
-    """Return the body without its codings (the header's value, e.g. "gzip"); without any it is the same object.
+    """Return the body without its codings (the header's value, e.g. "gzip"); the same object if it has none.
 
-    So is a JSON object under a header that is not true of it: vLLM does not look at the header and would serve it.
+    An uncoded JSON object under a false header is returned as it is: vLLM ignores the header and would serve it.
 
-    Raise UnknownContentEncodingError (also for more than MAX_MEMBERS pieces), MalformedRequestError for damaged data,
+    Raise UnknownContentEncodingError (also for more than MAX_MEMBERS streams), MalformedRequestError for damaged data,
     BodyTooLargeError as soon as more than `max_bytes` come out: the rest is never unpacked.
     """
     if not content_encoding:
@@ -118,58 +118,13 @@ def decoded_body(body: bytes, *, content_encoding: str | None, max_bytes: int) -
         raise UnknownContentEncodingError(f"the picker does not read the content-encoding {content_encoding[:40]!r}")
     plain = body
     try:
-        for _ in codings:  # in any order: the data itself shows which coding it has
+        for _ in codings:  # in any order: the data itself shows its coding
             plain = _unpacked(plain, max_bytes=max_bytes)
     except MalformedRequestError:
         if may_be_object(body):
             return body
         raise
     return plain
-
-
-class ClientBody:
-    """A request's body as the client sent it; its content encoding is undone once, whoever asks first."""
-
-    __slots__ = ("_coding", "_max_bytes", "_plain", "_refusal", "raw")
-
-    def __init__(self, raw: bytes, *, content_encoding: str | None, max_bytes: int) -> None:
-        """`content_encoding`: the header's value; `max_bytes`: of the body without it."""
-        self.raw = raw
-        self._coding = content_encoding
-        self._max_bytes = max_bytes
-        self._plain = None if content_encoding else raw
-        # no exception, whose traceback would hold this very body until the collector comes
-        self._refusal: tuple[type[KvmeshError], str] | None = None
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it is worth a thread. A short body is unpacked for that, as far as a short one goes."""
-        if self._plain is None and self._refusal is None and len(self.raw) <= LONG_BODY_BYTES < self._max_bytes:
-            try:
-                self._unpack(max_bytes=LONG_BODY_BYTES)
-            except BodyTooLargeError:
-                return True
-        return len(self.raw if self._plain is None else self._plain) > LONG_BODY_BYTES
-
-    def plain(self) -> bytes:
-        """Return the body without its codings; raise as `decoded_body`."""
-        if self._plain is None and self._refusal is None:
-            try:
-                self._unpack(max_bytes=self._max_bytes)
-            except BodyTooLargeError as error:
-                self._refusal = BodyTooLargeError, str(error)
-        if self._refusal is not None:
-            kind, words = self._refusal
-            raise kind(words)
-        assert self._plain is not None, "it was unpacked, or refused"
-        return self._plain
-
-    def _unpack(self, *, max_bytes: int) -> None:
-        """Keep the result; raise BodyTooLargeError where it is longer."""
-        try:
-            self._plain = decoded_body(self.raw, content_encoding=self._coding, max_bytes=max_bytes)
-        except (UnknownContentEncodingError, MalformedRequestError) as error:
-            self._refusal = type(error), str(error)
 
 
 def _unpacked(body: bytes, *, max_bytes: int) -> bytes:

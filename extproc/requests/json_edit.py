@@ -1,7 +1,7 @@
-"""JSON in its raw bytes: change top-level fields of an object, and find the model's name in a response that arrives.
+"""Edits raw JSON: changes top-level fields of an object, and finds the model's name in a response as it arrives.
 
-A request differs from what came only in the model's name, what it may generate, or its priority. Numbers, key order,
-spaces, unknown fields and duplicate keys survive, because nothing but the changed values is written anew.
+The pod's request differs from the client's only in changed or removed fields. Numbers, key order, spaces, unknown
+fields and duplicate keys survive, as all other bytes are copied.
 """
 
 import json
@@ -13,25 +13,26 @@ import msgspec
 from extproc.errors import BodyTooLargeError, MalformedRequestError
 from extproc.requests.json_body import has_too_many_parts, may_be_object
 
-# possessive, so that a long text with many escapes costs no backtracking memory
+# possessive, so that a long string with many escapes costs no backtracking memory
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _START = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*+\{[ \t\r\n]*+")
 _COLON = re.compile(rb"[ \t\r\n]*+:[ \t\r\n]*+")
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-# finds where any value ends that Python's parser takes; numbers stay texts, whose conversion could be refused
+# Finds the end of any value that Python's parser accepts. Numbers stay strings, as their conversion could fail.
 _LENIENT = json.JSONDecoder(strict=False, parse_int=str, parse_float=str, parse_constant=str)
-MAX_FIELDS = 10_000  # at the top: about 40 ms; no API has a hundred
+MAX_FIELDS = 10_000  # at the top level: about 40 ms; no API has a hundred
+MAX_INNER = 16  # inner objects to search per object: 20 us each; no honest client repeats them
 
-_Field = tuple[str, int, int]  # name, where its value starts and stops
+_Field = tuple[str, int, int, int]  # name, its offset, and the start and the end of the value
 
 
 class JsonObject:
-    """A JSON object in its raw bytes; its fields are found when they are first needed, once for reading and writing.
+    """A JSON object as raw bytes. The positions of its fields are found once, on first use.
 
-    That costs about a microsecond a field and a nanosecond a byte; about 60 where fields occur twice or the body is no
-    strict JSON (NaN). Methods raise MalformedRequestError when it is no JSON object in UTF-8, is nested deeper than
-    Python's parser goes, or has more than MAX_FIELDS fields, and BodyTooLargeError where those 60 would be too long.
+    That costs about 1 us per field and 1 ns per byte; about 60 ns per byte if fields occur twice or the body is not
+    strict JSON (NaN). Methods raise MalformedRequestError if it is not a JSON object in UTF-8, is nested too deep for
+    Python's parser or has more than MAX_FIELDS fields, and BodyTooLargeError if the slow search would take too long.
     """
 
     __slots__ = ("_found", "raw")
@@ -42,34 +43,56 @@ class JsonObject:
 
     @property
     def may_be_object(self) -> bool:
-        """Tell whether it begins as an object does."""
+        """Whether the bytes begin like a JSON object."""
         return may_be_object(self.raw)
 
     def may_name(self, field: str) -> bool:
-        """Tell without looking for fields whether there may be one of this ASCII name; mostly right."""
+        """Tell quickly whether there may be a field of this ASCII name: False is certain, True mostly right."""
         raw = self.raw
-        # an escaped name counts, and so does one in UTF-16 or UTF-32, which have NULs
+        # any escape could spell the name; UTF-16 and UTF-32, recognized by their NULs, could hide it
         return b'"%b"' % field.encode() in raw or b"\\u00" in raw or b"\0" in raw[:4]
 
     def values(self, names: frozenset[str]) -> Mapping[str, bytes]:
-        """Return the raw values of these fields, where they occur; of equal ones the last, which is what vLLM reads."""
-        return {name: self.raw[start:stop] for name, start, stop in self._fields() if name in names}
+        """Return the raw values of these fields, if present; of duplicates the last, like vLLM."""
+        return {name: self.raw[start:stop] for name, _, start, stop in self._fields() if name in names}
 
     def replaced(self, changes: Mapping[str, bytes]) -> bytes:
-        """Return the object with each field of `changes` (name -> JSON) replaced wherever it occurs, or appended."""
+        """Return the object with the fields of `changes` (name -> JSON) replaced at every occurrence, or appended."""
         raw, fields = self.raw, self._fields()
         parts: list[bytes] = []
         copied = 0
-        for name, start, stop in fields:
+        for name, _, start, stop in fields:
             if (value := changes.get(name)) is not None:
                 parts += (raw[copied:start], value)
                 copied = stop
-        names = {name for name, _, _ in fields}
+        names = {name for name, *_ in fields}
         missing = [json.dumps(name).encode() + b":" + value for name, value in changes.items() if name not in names]
         if missing:
-            end = fields[-1][2] if fields else _start(raw)
+            end = fields[-1][3] if fields else _start(raw)
             parts += (raw[copied:end], b"," if fields else b"", b",".join(missing))
             copied = end
+        parts.append(raw[copied:])
+        return b"".join(parts)
+
+    def without(self, names: frozenset[str], *, within: frozenset[str], depth: int) -> bytes:
+        """Return the object without these fields, at the top and up to `depth` levels down in the fields `within`."""
+        raw, fields = self.raw, self._fields()
+        last = max((number for number, field in enumerate(fields) if field[0] not in names), default=-1)
+        if depth and sum(name in within for name, *_ in fields) > MAX_INNER:
+            raise MalformedRequestError(f"The request body repeats its fields more than {MAX_INNER} times.")
+        parts: list[bytes] = []
+        copied = 0
+        for number, (name, at, start, stop) in enumerate(fields[: last + 1]):
+            if name in names:
+                parts.append(raw[copied:at])
+                copied = fields[number + 1][1]
+            elif depth and name in within and raw[start] == _OBJECT:
+                inner = JsonObject(raw[start:stop]).without(names, within=within, depth=depth - 1)
+                parts += (raw[copied:start], inner)
+                copied = stop
+        if last + 1 < len(fields):  # trailing fields, with the comma before them
+            parts.append(raw[copied : fields[last][3] if last >= 0 else fields[0][1]])
+            copied = fields[-1][3]
         parts.append(raw[copied:])
         return b"".join(parts)
 
@@ -85,25 +108,25 @@ class JsonObject:
 
 
 def replace_top_level(body: bytes, changes: Mapping[str, bytes]) -> bytes:
-    """Return the object with these fields (name -> JSON) replaced or appended; costs and errors as JsonObject's."""
+    """Return the object with these fields (name -> JSON) replaced or appended. Cost and errors: see JsonObject."""
     return JsonObject(body).replaced(changes)
 
 
 def _fields(body: bytes) -> Iterator[_Field]:
-    """Yield each field's name and where its value starts and stops, in order, duplicates included."""
     known = _known_values(body)
-    text: str | None = None  # as long as the bytes, so that offsets are the same
+    text: str | None = None  # Latin-1: one character per byte, so that offsets agree
     at = _start(body)
     if body[at : at + 1] == b"}":
         _require_end(body, at + 1)
         return
     while True:
+        name_at = at
         name, at = _name(body, at)
         stop = _known_stop(body, at, known.get(name))
         if stop is None:
             text = _text(body) if text is None else text
             stop = _stop(text, at)
-        yield name, at, stop
+        yield name, name_at, at, stop
         at = _skip(_SPACE, body, stop)
         sign = body[at : at + 1]
         if sign == b"}":
@@ -115,12 +138,12 @@ def _fields(body: bytes) -> Iterator[_Field]:
 
 
 def _known_values(body: bytes) -> Mapping[str, bytes]:
-    """Return the raw values as a fast parser found them: their lengths save looking into them."""
+    """Return the raw values found by a fast parser: their lengths save scanning them again."""
     try:
-        # copied here once: a name may occur a thousand times
+        # copied once here, not per use: a name may occur a thousand times
         return {name: bytes(value) for name, value in _RAW_FIELDS.decode(body).items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}  # NaN, a byte order mark, …: found step by step
+        return {}  # NaN, a byte order mark, …: the slow search finds the values
 
 
 def _start(body: bytes) -> int:
@@ -130,7 +153,6 @@ def _start(body: bytes) -> int:
 
 
 def _name(body: bytes, at: int) -> tuple[str, int]:
-    """Return a field's name and where its value starts."""
     string = _STRING.match(body, at)
     colon = _COLON.match(body, string.end()) if string is not None else None
     if string is None or colon is None:
@@ -143,23 +165,22 @@ def _name(body: bytes, at: int) -> tuple[str, int]:
 
 
 def _known_stop(body: bytes, at: int, known: bytes | None) -> int | None:
-    """Return where the value that starts at `at` ends if it is the known one."""
     if known is None or not body.startswith(known, at):
         return None
     stop = at + len(known)
     after = _skip(_SPACE, body, stop)
-    # a number may begin like the last value of the same name: then more of it follows
+    # an earlier duplicate may be a longer number that begins like the known one: then no comma or brace follows
     return stop if body[after : after + 1] in (b",", b"}") else None
 
 
 def _text(body: bytes) -> str:
-    if has_too_many_parts(body):  # the parser makes an object of each
+    if has_too_many_parts(body):  # the parser would make an object for each
         raise BodyTooLargeError("the request body has too many parts to be changed")
     return body.decode("latin-1")
 
 
 def _stop(text: str, at: int) -> int:
-    """Return where the value that starts at `at` ends, found by a parser in C: a step in Python a bracket is slow."""
+    """Return the end of the value at `at`, found by a C parser: a Python step per bracket would be slow."""
     try:
         return _LENIENT.raw_decode(text, at)[1]
     except (ValueError, RecursionError):
@@ -182,13 +203,13 @@ def _malformed(at: int) -> MalformedRequestError:
 
 # --- the value of `model` in a response -------------------------------------------------------------------------------
 
-_MARK = re.compile(rb'["{}\[\]]')  # what changes the depth, and strings, which may hold any of it
-_ESCAPED = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)  # as much of a string's inside as there is
+_MARK = re.compile(rb'["{}\[\]]')  # brackets change the depth; strings may contain any of them
+_ESCAPED = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)  # the inside of a string, as far as it has arrived
 _VALUE = re.compile(rb'\s*+:\s*+("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
 _OTHER_THAN_A_TEXT = re.compile(rb'\s*+:\s*+[^\s"]|\s*+[^\s:]')
 _MODEL = b'"model"'
 _ENVELOPES = frozenset({b'"response"', b'"message"'})
-_LONGEST_NAME = 10  # of those above, with quotes
+_LONGEST_NAME = 10  # of the names above, with quotes
 
 _QUOTE = 0x22
 _OPENING = frozenset(b"{[")
@@ -198,23 +219,23 @@ _OBJECT = 0x7B
 class ModelFieldSearch:
     """Finds the value of `model` in JSON that may still be arriving, without parsing the rest.
 
-    The name stands at the top (`model`), or in the object of an event (`response.model` of the Responses API,
-    `message.model` of Anthropic's): a `model` anywhere else belongs to the content. Call `find` again with the same
-    document, longer; no byte is looked at twice.
+    The field is at the top level (`model`) or in an event's object (`response.model` in the Responses API,
+    `message.model` in Anthropic's); a `model` elsewhere belongs to the content. Call `find` again with the grown
+    document: it goes on where it stopped.
     """
 
     __slots__ = ("_at", "_depth", "_in_envelope", "_last_string", "_string_from", "done")
 
     def __init__(self) -> None:
-        self.done = False  # there is nothing more to find
+        self.done = False  # found, or it cannot come any more
         self._at = 0
         self._depth = 0
-        self._string_from = -1  # where the string began that has not ended
-        self._last_string = b""  # if it is short: perhaps the name of a field
+        self._string_from = -1  # start of the current string, -1 outside of strings
+        self._last_string = b""  # the last string if it is short enough for one of the names, quotes included
         self._in_envelope = False
 
     def find(self, document: bytes | bytearray) -> tuple[int, int] | None:
-        """Return where the value stands, quotes included; None where it has not come yet, or (`done`) will not."""
+        """Return the value's span, quotes included, or None if it has not arrived yet or (`done`) will not."""
         while True:
             if self._string_from < 0:
                 mark = _MARK.search(document, self._at)
@@ -235,13 +256,13 @@ class ModelFieldSearch:
                     self.done = True
                     return value.span(1)
                 if _OTHER_THAN_A_TEXT.match(document, self._at) is None:
-                    # its value is not here yet: take the field's name again then
+                    # its value has not arrived: start again at the field's name next time
                     self._at, self._string_from = self._at - len(_MODEL) + 1, self._at - len(_MODEL)
                     return None
             self._string_from = -1
 
     def _end_string(self, document: bytes | bytearray) -> bool:
-        """Go behind the string's end and note the string; False where its end has not come."""
+        """Skip to the string's end and remember the string; return False if its end has not arrived."""
         end = document.find(b'"', self._at)
         if end >= 0 and document.find(b"\\", self._at, end) < 0:
             self._at = end
@@ -250,7 +271,7 @@ class ModelFieldSearch:
             assert escaped is not None, "it matches the empty string, too"
             self._at = escaped.end()
             if self._at >= len(document) or document[self._at] != _QUOTE:
-                return False  # or in the middle of an escape
+                return False  # at the end of the document, or in the middle of an escape
         self._at += 1
         is_short = self._at - self._string_from <= _LONGEST_NAME
         self._last_string = bytes(document[self._string_from : self._at]) if is_short else b""

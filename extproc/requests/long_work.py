@@ -1,8 +1,8 @@
-"""One thread for what would hold up other requests: reading a long body, tokenizing a long prompt.
+"""One thread for work that would delay other requests: reading a long body, tokenizing a long prompt.
 
-Only one such work is under way at a time. Tenants take turns, so that a tenant who sends nothing but long bodies waits
-for itself; and who waits in vain is told so at once. Python's lock is held while JSON is read, so work that was long is
-followed by a pause: the other requests have half of the time at least.
+Only one job runs at a time. Tenants take turns, so that a tenant with nothing but long bodies waits only for itself. A
+job beyond the limits is refused at once. Reading JSON holds the GIL, so a pause follows each long job: the other
+requests have at least half of the time.
 """
 
 import asyncio
@@ -16,34 +16,32 @@ from extproc.errors import KvmeshError
 
 _T = TypeVar("_T")
 
-MOST_BYTES = 256 << 20  # of the bodies that wait
+MOST_BYTES = 256 << 20  # of all waiting jobs' bodies
 MOST_BYTES_OF_TENANT = 64 << 20
 MOST_OF_TENANT = 64
 MOST_WAITING = 256  # of all tenants, whose names clients may invent
-SHORT_WORK_SECONDS = 0.005  # of CPU; what takes no longer is followed by no pause
+SHORT_WORK_SECONDS = 0.005  # of CPU; no pause after a job this short
 LONGEST_PAUSE_SECONDS = 0.1
 
 
 class LongWorkError(KvmeshError):
-    """Too much of it waits, or it takes too long."""
+    """Too many jobs wait, or the job takes too long."""
 
 
 class _Job(NamedTuple):
-    """One work that waits or is under way."""
-
     work: Callable[[], Any]
     size: int
     result: asyncio.Future[Any]
 
 
 class LongWork:
-    """The thread, and the works that wait for it by tenant. Used by one event loop."""
+    """The thread, and the jobs waiting for it by tenant. Used by one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[_Job]] = {}  # tenant -> its works; the first tenant is the next one
+        self._waiting: dict[str, deque[_Job]] = {}  # tenant -> its jobs; the first tenant is the next one
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-work")
         self._is_busy = False  # or in a pause
-        self.done = 0  # works ever
+        self.done = 0  # total of jobs
 
     async def run(
         self,
@@ -54,10 +52,10 @@ class LongWork:
         most_waiting: int = MOST_OF_TENANT,
         timeout_seconds: float | None = None,
     ) -> _T:
-        """Return the result of `work`, or raise what it raises; LongWorkError where its turn does not come in time.
+        """Return the result of `work` or raise its error; raise LongWorkError if there is no room or time for it.
 
-        `size`: bytes that it holds while it waits. `most_waiting`: works of the tenant, beyond which it need not wait.
-        Work that is given up while it runs goes on to its end, and the thread with it.
+        `size` is the bytes that it holds in memory. `most_waiting` is the number of waiting jobs of the tenant at which
+        this one is refused. A job abandoned while it runs still occupies the thread until it ends.
         """
         self._check_room(tenant, size, most_waiting)
         job = _Job(work, size, asyncio.get_running_loop().create_future())
@@ -71,7 +69,7 @@ class LongWork:
             raise LongWorkError(f"it took longer than {timeout_seconds:g} s") from None
         finally:
             self._forget(tenant, job)
-            # an error's traceback has this frame, and the job has the error: together they would keep the body
+            # breaks a cycle (error, traceback, this frame, job) that would keep the body in memory
             del job, work
 
     def _check_room(self, tenant: str, size: int, most_waiting: int) -> None:
@@ -86,18 +84,17 @@ class LongWork:
             )
 
     def close(self) -> None:
-        """Take nothing new; what is under way ends by itself."""
+        """Accept no more jobs; a running one finishes."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _next(self) -> None:
-        """Begin the next work, of the tenant whose turn it is."""
         if self._is_busy or not self._waiting:
             return
         tenant = next(iter(self._waiting))
         jobs = self._waiting.pop(tenant)
         job = jobs.popleft()
         if jobs:
-            self._waiting[tenant] = jobs  # behind the others
+            self._waiting[tenant] = jobs  # behind the other tenants
         self._is_busy = True
         loop = asyncio.get_running_loop()
         done = self._thread.submit(_timed, job.work)
@@ -119,7 +116,7 @@ class LongWork:
         self._next()
 
     def _forget(self, tenant: str, job: _Job) -> None:
-        """Take out what has not begun: nobody waits for it any more."""
+        """Remove a job that has not started: its caller has left."""
         jobs = self._waiting.get(tenant)
         if jobs is not None and job in jobs:
             jobs.remove(job)
@@ -128,9 +125,15 @@ class LongWork:
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, BaseException | None, float]:
-    """Return the result or the error, and the seconds of CPU that it took."""
+    """Return the result or the error, and the CPU seconds used."""
     began = thread_time()
     try:
         return work(), None, thread_time() - began
-    except Exception as error:
-        return None, error, thread_time() - began
+    except BaseException as error:
+        seconds = thread_time() - began
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            return None, error, seconds
+        # a panic of a Rust library would pass every handler of the request, and a future refuses StopIteration
+        failed = RuntimeError(f"long work failed: {error!r}")
+        failed.__cause__ = error
+        return None, failed, seconds

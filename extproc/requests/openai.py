@@ -1,10 +1,11 @@
-"""Read the request bodies of all APIs that vLLM 0.32 serves, OpenAI's and others: the entry for every one of them.
+"""Entry point for reading request bodies of all APIs that vLLM 0.32 serves, OpenAI's and others.
 
-The buffered body is only read: its bytes go to the pod unchanged. Only bodies that no pod could answer are refused
-here. Everything else that is odd is left for vLLM to judge, on the pod that the load suggests.
+Reading changes no bytes of the body. Only bodies that no pod could serve are refused here. All other oddities are left
+to vLLM: the request is routed by load, and the pod judges it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,30 +13,39 @@ import msgspec
 from extproc.errors import BodyTooLargeError, MalformedRequestError, PickError, UnsupportedEncodingError
 from extproc.requests import openai_bodies as openai
 from extproc.requests.anthropic_messages import MessagesBody, read_messages
+from extproc.requests.client_body import ClientBody, FieldsNotRemovedError
+from extproc.requests.form_body import MODEL, FormNotReadError, form_fields, is_form
 from extproc.requests.json_body import (
     BodyNotReadError,
-    ClientBody,
     MalformedFieldError,
     UnknownContentEncodingError,
     decode_body,
     may_be_object,
 )
-from extproc.requests.kept_responses import response_in_path
 from extproc.requests.request import ApiKind, InferenceRequest
-from extproc.requests.request_fields import Body, ReadPrompts, UnsupportedPromptError, count, flag, unicode_text
+from extproc.requests.request_fields import (
+    LARGEST_COUNT,
+    Body,
+    ReadPrompts,
+    UnsupportedPromptError,
+    count,
+    flag,
+    unicode_text,
+)
+from extproc.requests.responses_api import ResponsesBody, read_responses, response_in_path
 from kvmesh.blocks.block_keys import held_name
 
 MAX_DECODED_BYTES = 16 << 20
 NOT_OF_THE_API = "the body is not what this API takes"
-JSON_TYPE = "application/json"  # all that vLLM takes; a charset or the like may follow
+JSON_TYPE = "application/json"  # the only type that vLLM accepts; a charset or the like may follow
 
 
 class AmbiguousBodyError(MalformedFieldError):
-    """The body fits two APIs, and which of them serves it is up to the pod."""
+    """The body fits two APIs, and only the pod decides between them."""
 
 
 class _Api(NamedTuple):
-    """How one API's bodies are read. A strict one is refused here when no pod could answer it."""
+    """How to read one API's bodies. If strict, a body that no pod could serve is refused here."""
 
     kind: ApiKind
     decoder: msgspec.json.Decoder[Any]
@@ -48,23 +58,25 @@ def _served(kind: ApiKind, body: type[Body], read: Callable[[Any], ReadPrompts],
 
 
 _CHAT = _served(ApiKind.CHAT_COMPLETIONS, openai.ChatBody, openai.read_chat)
+_CHATS = _served(ApiKind.CHAT_COMPLETIONS, openai.ChatBody, partial(openai.read_chat, is_batch=True))
 _COMPLETION = _served(ApiKind.COMPLETIONS, openai.CompletionBody, openai.read_completion)
-# the short paths of pooling models are not strict: another application may have them, too
+_EMBEDDINGS = _served(ApiKind.EMBEDDINGS, openai.PoolingBody, partial(openai.read_pooling, batches=True))
+# the short paths of pooling models are not strict: other applications may use them too
 _POOLING = _served(ApiKind.POOLING, openai.PoolingBody, openai.read_pooling, strict=False)
 _SCORE = _served(ApiKind.SCORE, openai.ScoredBody, openai.read_score, strict=False)
 _RERANK = _served(ApiKind.RERANK, openai.ScoredBody, openai.read_rerank, strict=False)
-# any of those above, by what is in the body
+# any of the APIs above, by the body's fields
 _INVOCATIONS = _served(ApiKind.OTHER, openai.PoolingBody, openai.read_pooling, strict=False)
 
 # The APIs by the ends of their paths: a gateway may serve them under a prefix.
 _APIS = (
     ("/v1/chat/completions", _CHAT),
     ("/v1/completions", _COMPLETION),
-    ("/v1/chat/completions/batch", _served(ApiKind.CHAT_COMPLETIONS, openai.ChatBody, openai.read_chat_batch)),
-    ("/v1/responses", _served(ApiKind.RESPONSES, openai.ResponsesBody, openai.read_responses)),
+    ("/v1/chat/completions/batch", _CHATS),
+    ("/v1/responses", _served(ApiKind.RESPONSES, ResponsesBody, read_responses)),
     ("/v1/messages", _served(ApiKind.MESSAGES, MessagesBody, read_messages)),
     ("/inference/v1/generate", _served(ApiKind.GENERATE, openai.GenerateBody, openai.read_generate)),
-    ("/v1/embeddings", _served(ApiKind.EMBEDDINGS, openai.PoolingBody, openai.read_embeddings)),
+    ("/v1/embeddings", _EMBEDDINGS),
     ("/v2/embed", _served(ApiKind.EMBEDDINGS, openai.PoolingBody, openai.read_cohere_embed, strict=False)),
     ("/pooling", _POOLING),
     ("/classify", _POOLING),
@@ -72,7 +84,7 @@ _APIS = (
     ("/rerank", _RERANK),
     ("/invocations", _INVOCATIONS),
 )
-# the last segments of paths that only turn texts into tokens or back
+# last path segments of APIs that only convert between text and tokens
 _NO_GPU = frozenset(("tokenize", "detokenize", "count_tokens", "render", "derender"))
 
 
@@ -82,7 +94,7 @@ class _OtherBody(msgspec.Struct, kw_only=True):
 
 
 class _InvokedBody(msgspec.Struct, kw_only=True):
-    """The fields by which the APIs differ."""
+    """The fields that tell the APIs apart."""
 
     messages: Any = None
     prompt: Any = None
@@ -105,38 +117,38 @@ def parse_request(
     content_encoding: str | None = None,
     max_decoded_bytes: int = MAX_DECODED_BYTES,
     require_readable: bool = False,
+    is_two_way: bool = False,
     coded: ClientBody | None = None,
 ) -> InferenceRequest:
-    """Return the facts of a request; `path` may carry a prefix and a query string, `body` is None if it is not known.
+    """Return the facts of a request. `path` may have a prefix and a query string; `body` is None if unknown.
 
-    `content_type` and `content_encoding` are the headers' values, None where there is none. Raise
-    MalformedRequestError when the body of a known API is not a JSON object or a field has a type that no pod can
-    serve, BodyTooLargeError when it unpacks to more than `max_decoded_bytes`. A prompt whose tokens cannot be known
-    leaves `prompts` empty and sets `unsupported_reason`. With `require_readable` no body passes unread that vLLM may
-    be able to read: raise UnsupportedEncodingError, or BodyTooLargeError for one with too many parts. `coded` is the
-    same body, whose encoding may have been undone already.
+    `content_type` and `content_encoding` are the headers' values, or None without the header. Raise
+    MalformedRequestError if the body of a known API is not a JSON object or has a field of a type that no pod can
+    serve, BodyTooLargeError if it unpacks to more than `max_decoded_bytes`. For a prompt with unknown tokens `prompts`
+    is empty and `unsupported_reason` is set. With `require_readable` an unread body that vLLM may be able to read is
+    refused: raise UnsupportedEncodingError, or BodyTooLargeError for too many parts. `coded` is the same body, perhaps
+    decoded already. Transfer fields are removed before reading, as from the pod's body.
     """
     path = path.partition("?")[0]
     if body is not None and type(body) is not bytes:
         body = bytes(body)
     api, kind = _api(path) if method == "POST" else (None, ApiKind.OTHER)
     if body is None:
-        return _other_request(kind, path, b"", None if api is None else "Envoy does not send the body")
-    is_json = _is_json(content_type)
+        why = None if api is None else "Envoy does not send the body"
+        return _other_request(kind, path, b"", why, method="POST" if is_two_way else method)
+    is_json = content_type is None or content_type.partition(";")[0].lower() == JSON_TYPE
     known = api if is_json else None
-    # pods read nothing but JSON, and no GET's body; uploads to other applications are not judged
+    # pods read only JSON, and only of a POST; other applications' uploads need not be readable
     is_needed = require_readable and is_json and method == "POST" and (api is not None or content_type is not None)
     why = None if api is None or is_json else "the content-type is not application/json, all that vLLM takes"
+    if content_type and not is_json and method == "POST" and is_form(content_type) and not may_be_object(body):
+        return _form_request(kind, path, body, content_type, why, is_needed=require_readable)
     try:
-        plain = body
-        if content_encoding:
-            coded = coded or ClientBody(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
-            plain = coded.plain()
+        coded = coded or ClientBody(body, content_encoding=content_encoding, max_bytes=max_decoded_bytes)
+        plain = coded.plain()
         if known is None:
-            return _other_request(kind, path, plain, why)
-        if known.strict:
-            return _read(known, path, plain)
-        return _lenient_request(known, path, plain, is_needed=is_needed)
+            return _other_request(kind, path, plain, why, method=method)
+        return _known_request(known, path, plain, is_needed=is_needed)
     except (UnknownContentEncodingError, BodyNotReadError) as error:
         if is_needed:
             kind_of_error = BodyTooLargeError if isinstance(error, BodyNotReadError) else UnsupportedEncodingError
@@ -146,18 +158,22 @@ def parse_request(
         if _is_final(error, known, is_needed=is_needed):
             raise
         why = why if known is None else NOT_OF_THE_API
-    return _other_request(kind, path, b"", why)
+    return _other_request(kind, path, b"", why, method=method)
 
 
 def _is_final(error: PickError, known: _Api | None, *, is_needed: bool) -> bool:
-    """Tell whether no pod gets the body; one of an unknown API is routed all the same."""
+    """Tell whether the error refuses the request; otherwise it is routed with its body unread."""
+    if isinstance(error, FieldsNotRemovedError):
+        return True
     if isinstance(error, BodyTooLargeError | AmbiguousBodyError):
         return known is not None or is_needed
     return known is not None and known.strict
 
 
-def _lenient_request(api: _Api, path: str, body: bytes, *, is_needed: bool) -> InferenceRequest:
-    """Return the facts of a body that is routed whatever it is."""
+def _known_request(api: _Api, path: str, body: bytes, *, is_needed: bool) -> InferenceRequest:
+    """Return the facts of a request. Unless the API is strict, it is routed even if its body does not fit the API."""
+    if api.strict:
+        return _read(api, path, body)
     chosen = _invoked(body, is_needed=is_needed) if api is _INVOCATIONS else api
     if chosen is None:
         return _other_request(api.kind, path, body)
@@ -174,11 +190,16 @@ def _api(path: str) -> tuple[_Api | None, ApiKind]:
     return None, ApiKind.TOKENIZE if path.rpartition("/")[2] in _NO_GPU else ApiKind.OTHER
 
 
-def _invoked(body: bytes, *, is_needed: bool) -> _Api | None:
-    """Return the API as which vLLM's /invocations serves a body: it tries one after another until the body fits.
+def api_of(path: str) -> ApiKind:
+    """Return the API of a path without its query string."""
+    return _api(path)[1]
 
-    Only the names of the fields are compared. vLLM looks at their types, too, so a body that fits two APIs is refused
-    where the difference matters (`is_needed`).
+
+def _invoked(body: bytes, *, is_needed: bool) -> _Api | None:
+    """Return the API that vLLM's /invocations chooses for a body: it tries one after another until the body fits.
+
+    Only the fields' names are compared here, but vLLM checks their types too. So a body with both messages and a prompt
+    is refused if the difference matters (`is_needed`).
     """
     try:
         found = decode_body(_INVOKED, body)
@@ -195,8 +216,22 @@ def _invoked(body: bytes, *, is_needed: bool) -> _Api | None:
     return _RERANK if found.query is not None else _SCORE if found.queries is not None else None
 
 
-def _is_json(content_type: str | None) -> bool:
-    return content_type is None or content_type.partition(";")[0].lower() == JSON_TYPE
+def _form_request(
+    kind: ApiKind, path: str, body: bytes, content_type: str, unsupported_reason: str | None, *, is_needed: bool
+) -> InferenceRequest:
+    """Return the facts of an upload. Raise FormNotReadError if it cannot be read and `is_needed`."""
+    fields: Mapping[str, str] = {}
+    try:
+        fields = form_fields(body, content_type, frozenset((MODEL, "stream")))
+    except FormNotReadError as error:
+        if is_needed:
+            raise
+        unsupported_reason = unsupported_reason or str(error)
+    return msgspec.structs.replace(
+        _other_request(kind, path, b"", unsupported_reason),
+        model=unicode_text(fields.get(MODEL)),
+        stream=flag(fields.get("stream"), default=False),
+    )
 
 
 def _read(api: _Api, path: str, body: bytes) -> InferenceRequest:
@@ -213,11 +248,14 @@ def _read(api: _Api, path: str, body: bytes) -> InferenceRequest:
     return InferenceRequest(
         api=api.kind,
         path=path,
-        model=model,  # None for "", too: the pod takes its default
+        model=model,  # None for "" too: the pod uses its default
         prompts=found.prompts,
         stream=flag(fields.stream, default=False),
         max_tokens=count(fields.output_limit),
-        cache_salt=_held_salt(unicode_text(fields.cache_salt)),
+        sequences=min(fields.sequences, LARGEST_COUNT),
+        skips_cache=fields.skips_cache,
+        # in the form that block keys contain; the pod still gets the client's own, in the body
+        cache_salt=held_name(salt) if (salt := unicode_text(fields.cache_salt)) else salt,
         truncation=found.truncation,
         user=fields.sender,
         session=fields.session,
@@ -230,26 +268,23 @@ def _read(api: _Api, path: str, body: bytes) -> InferenceRequest:
     )
 
 
-def _held_salt(salt: str | None) -> str | None:
-    """Return what stands for a salt in block keys; the pod still gets the client's own, in the body."""
-    return held_name(salt) if salt else salt
-
-
-def _other_request(kind: ApiKind, path: str, body: bytes, unsupported_reason: str | None = None) -> InferenceRequest:
-    """Return what is known without understanding the body: it is routed on load whatever it is.
-
-    Raise BodyNotReadError for what may be an object and would take too long.
-    """
+def _other_request(
+    kind: ApiKind, path: str, body: bytes, unsupported_reason: str | None = None, *, method: str = "POST"
+) -> InferenceRequest:
+    """It is routed by load. Raise BodyNotReadError if the body may be an object and would take too long."""
     try:
         other = decode_body(_OTHER, body) if may_be_object(body) else _OtherBody()
     except MalformedRequestError:
         other = _OtherBody()
+    kept = response_in_path(path)
+    is_inference = method == "POST" and kind is not ApiKind.TOKENIZE and kept is None
     return InferenceRequest(
         api=kind,
         path=path,
         model=unicode_text(other.model),
         stream=flag(other.stream, default=False),
-        max_tokens=0 if kind is ApiKind.TOKENIZE else None,
-        kept_response=response_in_path(path),
+        costs_gpu=is_inference,
+        max_tokens=None if is_inference else 0,
+        kept_response=kept,
         unsupported_reason=unsupported_reason,
     )

@@ -1,4 +1,4 @@
-"""How the fields that several APIs share are read, leniently as vLLM's own models read them."""
+"""Readers of the fields that several APIs share, as lenient as vLLM's own models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,9 +10,10 @@ from extproc.requests.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 # pydantic's spellings of booleans, which vLLM accepts for every boolean
 TRUE_TEXTS = frozenset(("1", "on", "t", "true", "y", "yes"))
 FALSE_TEXTS = frozenset(("0", "off", "f", "false", "n", "no"))
-LARGEST_COUNT = (1 << 53) - 1  # exact in any JSON reader; records and spans take no more than 64 bits
-MAX_PROMPTS = 4_096  # of one request: about 10 ms; OpenAI takes 2,048
-# content parts that become tokens only in the model's own processor
+LARGEST_COUNT = (1 << 53) - 1  # exact in any JSON reader, and below the 64-bit limit of records and spans
+MOST_DIGITS = 4_300  # of a number in a string; pydantic reads no more
+MAX_PROMPTS = 4_096  # of one request: about 10 ms; OpenAI accepts 2,048
+# content parts that only the model's own processor turns into tokens
 MEDIA_PARTS = frozenset(
     (
         *("image_url", "image_embeds", "image_pil", "input_image", "image"),
@@ -22,11 +23,11 @@ MEDIA_PARTS = frozenset(
 
 
 class UnsupportedPromptError(Exception):
-    """The prompt's tokens cannot be derived from the body; the text says why."""
+    """The prompt's tokens cannot be computed from the body; the text says why."""
 
 
 class ReadPrompts(NamedTuple):
-    """What a reader of one API finds in a body."""
+    """The prompts in a body."""
 
     prompts: tuple[Prompt, ...]
     truncation: Truncation | None = None
@@ -34,18 +35,18 @@ class ReadPrompts(NamedTuple):
 
 
 class KeptResponse(NamedTuple):
-    """What a request has to do with responses that pods keep."""
+    """The responses kept by pods that a request refers to or creates."""
 
-    needed: str | None = None  # the response that it goes on with
-    chosen_id: str | None = None  # of its own response, by the client
-    wants_id: bool = False  # its own may be kept, and has no id yet
+    needed: str | None = None  # the response that it continues
+    chosen_id: str | None = None  # the client's id for the new response
+    wants_id: bool = False  # the new response may be kept and has no id yet
 
 
 NOTHING_KEPT = KeptResponse()
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """What all APIs share. Fields are typed where another type leaves nothing to route or to serve."""
+    """The fields common to all APIs. A field has a type only if no other type could be routed or served."""
 
     model: str | None = None
     stream: Any = None
@@ -53,34 +54,43 @@ class Body(msgspec.Struct, kw_only=True):
     user: Any = None
     safety_identifier: Any = None
     metadata: Any = None
-    kv_transfer_params: Any = None
     session_id: Any = None  # vLLM's and SGLang's own
-    prompt_cache_key: Any = None  # OpenAI's: requests with one key belong to where that key's last one went
+    prompt_cache_key: Any = None  # OpenAI's: requests with one key should go to the same endpoint
 
     @property
     def output_limit(self) -> Any:
-        """The field that limits the output tokens, whatever its type; pooling models write none."""
+        """The field that limits the output tokens, of any type; 0 for pooling models, which generate none."""
         return 0
 
     @property
+    def sequences(self) -> int:
+        """The answers that the engine generates, each up to the output limit: choices times prompts."""
+        return 1
+
+    @property
+    def skips_cache(self) -> bool:
+        """Whether the engine computes the whole prompt, even the cached part."""
+        return False
+
+    @property
     def sender(self) -> str | None:
-        """Who sent it: `user`, `safety_identifier`, or Anthropic's `metadata.user_id`."""
+        """The sender: `user`, `safety_identifier`, or Anthropic's `metadata.user_id`."""
         of_metadata = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
         return unicode_text(self.user or self.safety_identifier or of_metadata)
 
     @property
     def session(self) -> str | None:
-        """What it belongs to: a name that later requests repeat."""
+        """The session's name, which later requests repeat."""
         return unicode_text(self.session_id) or unicode_text(self.prompt_cache_key)
 
     @property
     def kept(self) -> "KeptResponse":
-        """What it has to do with responses that pods keep; nothing in most APIs."""
+        """The kept responses involved; none in most APIs."""
         return NOTHING_KEPT
 
 
 class PromptBody(Body, kw_only=True):
-    """With the fields that cut a prompt and those of the tokenizer and the chat template."""
+    """A body with the fields for truncation, tokenizer and chat template."""
 
     truncate_prompt_tokens: Any = None
     truncation_side: Any = None
@@ -92,9 +102,9 @@ class PromptBody(Body, kw_only=True):
 
 
 def unicode_text(value: Any) -> str | None:
-    """Return a text that is not empty and can be encoded, None for anything else.
+    """Return a non-empty string that can be encoded, or None for anything else.
 
-    JSON may hold half of a surrogate pair, which nothing else can.
+    JSON may contain half of a surrogate pair, which UTF-8 cannot encode.
     """
     if not value or not isinstance(value, str):
         return None
@@ -106,7 +116,7 @@ def unicode_text(value: Any) -> str | None:
 
 
 def flag(value: Any, *, default: bool) -> bool:
-    """Return a boolean from its JSON form or one of pydantic's spellings; anything else counts as not given."""
+    """Return a boolean from its JSON form or one of pydantic's spellings, or `default` for anything else."""
     if value is None or isinstance(value, bool):
         return default if value is None else value
     written = str(value).lower() if isinstance(value, str | int) else ""
@@ -114,26 +124,40 @@ def flag(value: Any, *, default: bool) -> bool:
 
 
 def count(value: Any) -> int | None:
-    """Return a whole number of tokens, also from its text form, as pydantic takes it; None for anything else.
+    """Return a number in any form that pydantic reads as an integer: 7, 7.0, "7", " 7.0 ", "1_000", true.
 
-    More than LARGEST_COUNT is as much as that: no pod can tell the difference.
+    None for anything else, and below 0. Capped at LARGEST_COUNT: to a pod larger numbers make no difference.
     """
-    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if value is None:  # nearly always, and an exception costs a microsecond
         return None
-    return min(value, LARGEST_COUNT)
+    if isinstance(value, str):
+        whole, _, fraction = value.strip().partition(".")
+        if fraction.strip("0") or len(whole) > MOST_DIGITS:
+            return None
+        value = whole
+    elif isinstance(value, float) and not value.is_integer():
+        return None
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(number, LARGEST_COUNT) if number >= 0 else None
+
+
+def choices(*values: Any) -> int:
+    """Return the largest of the fields that ask for several answers to one prompt, at least 1."""
+    return max([count(value) or 1 for value in values if value is not None], default=1)
 
 
 def objects(value: Any, name: str) -> tuple[Any, ...] | None:
-    """Return a list as a tuple; raise UnsupportedPromptError for what is neither a list nor null."""
+    """Return a list as a tuple, or None for null; raise UnsupportedPromptError for anything else."""
     if value is not None and not isinstance(value, list):
         raise UnsupportedPromptError(f"{name} must be a list of objects")
     return None if value is None else tuple(value)
 
 
 def truncation(body: PromptBody, *, default_side: TruncationSide) -> Truncation | None:
-    """Return how `truncate_prompt_tokens` cuts, as vLLM's TokenizeParams; `default_side` is the tokenizer's."""
+    """Return the cut by `truncate_prompt_tokens`, as vLLM's TokenizeParams; `default_side` is the tokenizer's."""
     wanted = body.truncate_prompt_tokens
     if wanted is None:
         return None
@@ -153,12 +177,12 @@ def truncation(body: PromptBody, *, default_side: TruncationSide) -> Truncation 
 
 
 def held_back(output_tokens: Any) -> int:
-    """Return how many tokens vLLM keeps free when it cuts to the context: one, unless no output is asked for."""
+    """Return the tokens that vLLM keeps free when it cuts to the context: 1 with an output limit above 0, else 0."""
     return 1 if count(output_tokens) else 0
 
 
 def completion_prompts(body: PromptBody, prompt: Any, *, name: str) -> tuple[Prompt, ...]:
-    """Return the prompts of vLLM's four forms: a text, texts, token ids, lists of token ids."""
+    """Return the prompts from any of vLLM's four forms: a text, texts, token ids, lists of token ids."""
     special = flag(body.add_special_tokens, default=True)
     if isinstance(prompt, str):
         return (TextPrompt(text=prompt, add_special_tokens=special),)
@@ -179,7 +203,7 @@ def require_few(prompts: Sequence[Any]) -> None:
 
 
 def token_prompt(ids: Any) -> TokenPrompt:
-    """Pack token ids. true and false count as 1 and 0, as in vLLM; floats, texts and negative ids are refused."""
+    """Pack token ids. true and false count as 1 and 0, as in vLLM; floats, strings and negative ids are refused."""
     try:
         if isinstance(ids, list):
             return TokenPrompt.of(ids)
@@ -212,22 +236,8 @@ def chat_prompt(
     )
 
 
-def forwarded_ids(body: Body, *, echo: bool) -> TokenPrompt | None:
-    """Return the ids that a prefill stage made of the same messages: vLLM then renders nothing itself.
-
-    Only for messages without media, and not with `echo`, which needs the text.
-    """
-    params = body.kv_transfer_params
-    ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
-    if ids is None or echo:
-        return None
-    if not ids or not isinstance(ids, list) or any(type(item) is not int for item in ids):
-        raise UnsupportedPromptError("kv_transfer_params.prompt_token_ids must be a list of token ids")
-    return token_prompt(ids)
-
-
 def have_media(messages: Sequence[Any]) -> bool:
-    """Tell whether a content part of a message is an image, a sound, a video or a file."""
+    """Tell whether any content part is an image, audio, a video or a file."""
     for message in messages:
         if type(message) is dict:
             content = message.get("content")
@@ -246,7 +256,7 @@ def _is_media(part: Any) -> bool:
 
 
 def template_variables(kwargs: Any, reasoning_effort: Any) -> dict[str, Any]:
-    """Merge as vLLM does: null and "auto" count as not given, an effort also switches thinking on or off."""
+    """Merge like vLLM: null and "auto" count as absent, an effort also switches thinking on or off."""
     given = {} if kwargs is None else kwargs
     if not isinstance(given, dict):
         raise UnsupportedPromptError("chat_template_kwargs must be an object")
@@ -261,7 +271,7 @@ def template_variables(kwargs: Any, reasoning_effort: Any) -> dict[str, Any]:
 
 
 def text(value: Any, name: str) -> str:
-    """Return a text; raise UnsupportedPromptError for anything else, which the pod refuses."""
+    """Return a string; raise UnsupportedPromptError for anything else, which the pod refuses."""
     if not isinstance(value, str):
         raise UnsupportedPromptError(f"{name} must be a text")
     return value

@@ -1,4 +1,4 @@
-"""What one pod of each variant does within the promises: learned from what its pods report, or as declared. Pure."""
+"""Capacity of one pod of each variant within the SLO: learned from pod reports, or as declared. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,25 +8,25 @@ import msgspec
 from extproc.pods.step_times import StepTimes
 from extproc.scaling.seen import PodSeen, Source
 
-PROMISE_SHARE = 0.9  # of the promised inter-token time that is to be the mean: some streams are slower
-KV_SHARE = 0.9  # of a pod's cache that is to be used: beyond, streams are preempted
+PROMISE_SHARE = 0.9  # of the inter-token target; the mean must stay below it, as some streams are slower
+KV_SHARE = 0.9  # usable share of a pod's cache; above it streams are preempted
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod of a variant."""
+    """Capacity of one pod of a variant."""
 
     source: Source
-    prefill: float | None = None  # prompt tokens a second; None: not known
-    request_seconds: float = 0.0  # that it takes for the average prompt
-    decode: float | None = None  # generated tokens a second at the promised inter-token time; None: not known
-    streams: float | None = None  # that it runs within the promise
-    stream_seconds: float | None = None  # of a token, with so many
+    prefill: float | None = None  # prompt tokens a second; None if unknown
+    request_seconds: float = 0.0  # prefill time of the average prompt
+    decode: float | None = None  # generated tokens a second at the inter-token target; None if unknown
+    streams: float | None = None  # concurrent streams within the SLO
+    stream_seconds: float | None = None  # inter-token time with that number of streams
     limit: str = ""  # what bounds the streams: "promise", "places" or "cache"
-    is_out_of_reach: bool = False  # not even one stream alone has its tokens in time
+    is_out_of_reach: bool = False  # even a single stream misses the inter-token target
 
 
 class Declared(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy says of a variant; None: nothing."""
+    """Tokens a second that a policy declares for one pod of a variant, or None."""
 
     prefill: float | None = None
     decode: float | None = None
@@ -34,10 +34,10 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class _Variant:
-    """What was seen of one variant; its pods may be gone since."""
+    """Measurements of one variant; they outlive its pods."""
 
     steps: StepTimes = field(default_factory=StepTimes)
-    line: tuple[float, float] | None = None  # of the inter-token time; stays until it is known better
+    line: tuple[float, float] | None = None  # fit of the inter-token time; kept until there is a better one
     prefill: float | None = None
     is_learned: bool = False
     request_seconds: float = 0.0
@@ -45,7 +45,7 @@ class _Variant:
     cached: float | None = None  # streams that fit into the cache
 
     def note(self, pods: Sequence[PodSeen]) -> None:
-        """Take what pods of it say now; one at least."""
+        """Take the current reports of its pods, at least one."""
         self.line = self.steps.line(self.line)
         learned = [pod for pod in pods if pod.is_learned]
         if learned or not self.is_learned:
@@ -63,7 +63,7 @@ class _Variant:
         self.cached = sum(cached) / len(cached) if cached else None
 
     def capacity(self, declared: Declared, promise: float | None) -> Capacity:
-        """Return what a pod of it does; `promise`: seconds a token."""
+        """Return one pod's capacity; `promise` is the inter-token target in seconds."""
         bounds: dict[str, float] = {}
         within = None if promise is None else self.steps.streams_within(PROMISE_SHARE * promise, self.line)
         if within:
@@ -95,16 +95,16 @@ class _Variant:
 
 @dataclass(slots=True, eq=False)
 class Capacities:
-    """Of one role's variants; a role without variants has one, `OTHERS`."""
+    """Capacities of one role's variants; a role without variants has one, `OTHERS`."""
 
     _variants: dict[str, _Variant] = field(default_factory=dict)
 
     def steps_of(self, variant: str) -> StepTimes:
-        """Return what is known of the inter-token time on this variant."""
+        """Return the measured inter-token times of this variant."""
         return self._variants.setdefault(variant, _Variant()).steps
 
     def note(self, told: Sequence[PodSeen]) -> None:
-        """Take what pods with sensible reports say."""
+        """Take the reports of pods with plausible numbers."""
         by_variant: dict[str, list[PodSeen]] = {}
         for pod in told:
             by_variant.setdefault(pod.variant, []).append(pod)
@@ -112,16 +112,16 @@ class Capacities:
             self._variants.setdefault(name, _Variant()).note(pods)
 
     def fade(self, seconds: float) -> None:
-        """Let what is known of the inter-token times count for less."""
+        """Let the measured inter-token times lose weight over `seconds`."""
         for each in self._variants.values():
             each.steps.fade(seconds)
 
     def keep(self, variants: Sequence[str]) -> None:
-        """Forget variants that the policy does not have any more."""
+        """Forget variants that are no longer in the policy."""
         self._variants = {name: each for name, each in self._variants.items() if name in variants}
 
     def of(self, variant: str, *, declared: Declared, promise: float | None) -> Capacity:
-        """Return what a pod of the variant does; `promise`: seconds a token."""
+        """Return the capacity of one pod of the variant; `promise` is the inter-token target in seconds."""
         seen = self._variants.get(variant)
         if seen is not None and (seen.prefill is not None or declared.prefill is None):
             return seen.capacity(declared, promise)

@@ -1,11 +1,12 @@
-"""The cheapest set of pods of several variants that suffices: a small integer problem, solved exactly. Pure.
+"""The cheapest sufficient set of pods of several variants: a small integer program, solved exactly. Pure.
 
-A pod of a variant that alone would be needed n times takes 1/n of the load. A set suffices for a kind of work where
-these shares add up to 1; what chance needs is in n already, so that a mixed set has a little too much of it.
+If n pods of a variant would carry the load alone, one of them takes 1/n of it. A set suffices if these shares add up
+to 1 for both prompts and decoding. n already includes the safety margin for random peaks, so a mixed set has slightly
+more margin than it needs.
 
-Searched by branch and bound: what the shares that are still missing cost at least, by the variants that are left,
-cuts off a branch. Of equal sets the one with the fewest changes is taken, then the first in the variants' order, so
-that equal input has an equal answer.
+The search is branch and bound: a lower bound on the cost of the missing shares, over the remaining variants, prunes
+a branch. Ties go to the set with the fewest changes, then to the first in the order of variants, so that equal input
+gives an equal answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,48 +14,48 @@ from math import ceil, inf
 
 import msgspec
 
-KEEP_SHARE = 0.1  # of its price: pods that are there are left for others only where that saves more
-MOST_NODES = 2000  # some milliseconds; beyond them the best that was found counts
-MIXES = tuple(i / 8 for i in range(9))  # of both kinds of work, by which it is bounded what the rest costs at least
+KEEP_SHARE = 0.1  # of a pod's price: present pods are replaced only if that saves more
+MOST_NODES = 2000  # a few milliseconds; then the best set so far is returned
+MIXES = tuple(i / 8 for i in range(9))  # weights of prompts versus decoding, for the lower bound
 NEARLY = 1e-9
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """One variant."""
+    """One variant, as the search needs it."""
 
     name: str
     price: float  # of a pod hour
-    prompts: float = 0.0  # pods of it alone that the prompts need; 0: there are none; inf: it cannot serve them
-    decoding: float = 0.0  # likewise
+    prompts: float = 0.0  # pods for all prompts if it served alone; 0: there are no prompts; inf: it cannot serve them
+    decoding: float = 0.0  # the same for decoding
     least: int = 0
     most: int | None = None
-    held: int = 0  # pods that are wanted now
+    held: int = 0  # pods desired now
 
     @property
     def is_useless(self) -> bool:
-        """Whether a pod of it takes no part of what is to be done."""
+        """Whether its pods can take no share of the load."""
         return max(self.prompts, self.decoding) == inf and not any(self.shares())
 
     def shares(self) -> tuple[float, float]:
-        """Return what part of the prompts and of the decoding one pod takes; 0 where there is none to take, too."""
+        """Return one pod's shares of the prompts and of the decoding; 0 also if there is no such work."""
         return (1.0 / self.prompts if self.prompts else 0.0), (1.0 / self.decoding if self.decoding else 0.0)
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """How many pods of each variant."""
+    """The number of pods of each variant."""
 
     counts: Mapping[str, int]
-    suffices: bool = True  # False: the bounds leave no set that does; it is the largest they leave
-    is_proven: bool = True  # False: there are too many sets to look at all of them
+    suffices: bool = True  # False: no set within the bounds suffices; this is the largest
+    is_proven: bool = True  # False: the search stopped at `MOST_NODES`
 
 
 def price_of(offers: Sequence[Offer], counts: Mapping[str, int]) -> float:
-    """Return what a set costs an hour."""
+    """Return the cost of a set per hour."""
     return sum(offer.price * counts.get(offer.name, 0) for offer in offers)
 
 
 def suffices(offers: Sequence[Offer], counts: Mapping[str, int], *, margin: float = 0.0) -> bool:
-    """Tell whether a set takes all of the load, and `margin` pods of the smallest variant more (or less, below 0)."""
+    """Tell whether a set carries the load plus `margin` pods of the smallest variant (minus, if negative)."""
     needed = _needed(offers, margin)
     for kind in range(2):
         taken = sum(offer.shares()[kind] * counts.get(offer.name, 0) for offer in offers)
@@ -64,7 +65,7 @@ def suffices(offers: Sequence[Offer], counts: Mapping[str, int], *, margin: floa
 
 
 def cheapest(offers: Sequence[Offer], *, least: int = 0, most: int | None = None, margin: float = 0.0) -> Choice:
-    """Return the cheapest set with `least` to `most` pods in all that `suffices` with this margin."""
+    """Return the cheapest set of `least` to `most` pods in total that `suffices` with this margin."""
     search = _Search(offers, needed=_needed(offers, margin), least=least, most=most)
     search.run()
     if search.best is None:
@@ -76,7 +77,7 @@ def cheapest(offers: Sequence[Offer], *, least: int = 0, most: int | None = None
 
 
 def _needed(offers: Sequence[Offer], margin: float) -> tuple[float, float]:
-    """Return the shares of prompts and decoding that a set has to take: 0 where there are none."""
+    """Return the shares of prompts and decoding that a set must take: 0 if there is no such work."""
     needed = []
     for kind in range(2):
         shares = [share for offer in offers if (share := offer.shares()[kind]) > 0.0]
@@ -86,7 +87,7 @@ def _needed(offers: Sequence[Offer], margin: float) -> tuple[float, float]:
 
 
 def _largest(offers: Sequence[Offer], most: int | None) -> dict[str, int]:
-    """Return the largest set within the bounds, of as few pods as take the load: those that take most first."""
+    """Return the set within the bounds that takes most of the load: variants with the largest shares first."""
     counts = {offer.name: offer.least for offer in offers}
     room = inf if most is None else most - sum(counts.values())
     needed = _needed(offers, 0.0)
@@ -125,7 +126,7 @@ class _Search:
         self._branch(0, (), 0.0, 0, 0, self._needed)
 
     def _try_alone(self, i: int) -> None:
-        """Look at what one variant makes of it beside the least of the others: a first set to beat."""
+        """Try one variant with all others at their minimum: a first set to beat."""
         counts = [offer.least for offer in self.offers]
         missing = [
             needed - sum(share[kind] * count for share, count in zip(self._shares, counts, strict=True))
@@ -147,7 +148,7 @@ class _Search:
             self.best, self._rank = counts, (cost, changes)
 
     def _cheapest_share(self, prices: Sequence[float], first: int) -> tuple[float, ...]:
-        """Return what a whole share costs at least with the variants from this one on, for each of `MIXES`."""
+        """Return a lower bound on the price of a whole share from variant `first` on, for each of `MIXES`."""
         return tuple(
             min(
                 (
@@ -182,7 +183,7 @@ class _Search:
             self._branch(i + 1, (*counts, count), cost + more, pods + count, changes + abs(count - offer.held), left)
 
     def _bound(self, i: int, missing: tuple[float, float], pods: int) -> float:
-        """Return what the rest costs at least."""
+        """Return a lower bound on the cost of the missing shares and pods."""
         least = pods * self._cheapest_pod[i] if pods > 0 else 0.0
         prompts, decoding = missing
         for mix, price in zip(MIXES, self._price_of_a_share[i], strict=True):
@@ -192,7 +193,7 @@ class _Search:
         return least
 
     def _counts(self, i: int, pods: int, missing: tuple[float, float]) -> list[int]:
-        """Return the counts to try, those around what is there now first, so that good sets are found early."""
+        """Return the counts to try, nearest to the present one first, so that good sets are found early."""
         offer, shares = self.offers[i], self._shares[i]
         alone = [
             ceil(lacks / share - NEARLY) for lacks, share in zip(missing, shares, strict=True) if share and lacks > 0
@@ -202,6 +203,6 @@ class _Search:
             highest = min(highest, offer.most)
         highest = int(min(highest, self._most - pods - self._least_left[i + 1]))
         lowest = offer.least
-        if i == len(self.offers) - 1 and alone:  # nobody else can take the rest
+        if i == len(self.offers) - 1 and alone:  # no other variant is left for the rest
             lowest = max(lowest, min(highest, max(alone)))
         return sorted(range(lowest, highest + 1), key=lambda count: (abs(count - offer.held), count))

@@ -1,8 +1,8 @@
-"""Work in busy pods: what the requests of one role would keep busy, from what its pods count themselves. Pure.
+"""Offered load of one role in busy pods, from the pods' own counters. Pure.
 
-The pods' counters are true for all pickers together. To what they have done comes what waits more than before, in pods
-and pickers, and what was refused: that is what has come. Prompts are counted in uncached tokens over a pod's rate,
-decoding in generated tokens over those that a pod generates at the promised inter-token time.
+The pods' counters cover the requests of all pickers. Offered load is served work, plus the growth of the queues in
+pods and pickers, plus refused work. Prompts count as uncached tokens over one pod's prefill rate, decoding as
+generated tokens over one pod's rate at the inter-token target.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,23 @@ from math import isfinite
 
 import msgspec
 
+from extproc.pods.endpoint_samples import restarted
 from extproc.policy.scale_variants import OTHERS
 from extproc.scaling.capacity import Capacities, Capacity, Declared
 from extproc.scaling.seen import PodSeen
 from kvmesh.pods.pod_report import EndpointLoad
 
-MEANS_SECONDS = 120.0  # half-life of what an average request brings
-MOST_REQUESTS = 1_000_000  # at one pod; more is nonsense
-MOST_TOKENS_PER_SECOND = 1e7  # likewise
-MOST_REFUSED = 1.0  # of what was served: clients that are refused come back, and would be counted again and again
+MEANS_SECONDS = 120.0  # half-life of the averages per request
+MOST_REQUESTS = 1_000_000  # at one pod; a larger number is nonsense
+MOST_TOKENS_PER_SECOND = 1e7  # of one pod; a larger number is nonsense
+MOST_REFUSED = 1.0  # times the served load: refused clients retry, and every retry would count again
 
 
 UNDECLARED = Declared()
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits for pods of the role in all pickers, and what they have refused since the last look."""
+    """The role's queue in all pickers, and their refusals since the last look."""
 
     requests: float = 0.0
     tokens: float = 0.0
@@ -35,29 +36,27 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What has come since the last look."""
+    """Offered load since the last look."""
 
-    prefill: float | None = None  # busy pods; None: not known
+    prefill: float | None = None  # busy pods; None if unknown
     decode: float | None = None
-    streams: float | None = None  # that one pod runs within the promise
+    streams: float | None = None  # of one pod within the SLO
     limit: str = ""  # what bounds the streams: "promise", "places" or "cache"
-    is_out_of_reach: bool = False  # not even one stream alone has its tokens in time
-    backlog_tokens: float = 0.0  # of prompts that wait
-    waiting_seconds: float = 0.0  # that one pod would take for all prompts that wait
-    waiting_decode_seconds: float = 0.0  # and for their answers
-    request_seconds: float = 0.0  # that a pod takes for the average prompt
-    uncached_rate: float = 0.0  # tokens a second that have come
+    is_out_of_reach: bool = False  # even a single stream misses the inter-token target
+    backlog_tokens: float = 0.0  # of queued prompts
+    waiting_seconds: float = 0.0  # for one pod to compute all queued prompts
+    waiting_decode_seconds: float = 0.0  # and to generate their answers
+    request_seconds: float = 0.0  # for one pod to compute the average prompt
+    uncached_rate: float = 0.0  # offered tokens a second
     cached_rate: float = 0.0
     output_rate: float = 0.0
-    served_input_rate: float = 0.0  # of the last minutes: prompt tokens, cached ones too
+    served_input_rate: float = 0.0  # in the last minutes: prompt tokens, including cached ones
     served_output_rate: float = 0.0
-    reporting: int = 0  # pods with reports that make sense
-    nonsense: tuple[str, ...] = ()  # pods with others
+    reporting: int = 0  # pods with plausible reports
+    nonsense: tuple[str, ...] = ()  # pods with impossible reports
 
 
 class _Sums(msgspec.Struct, kw_only=True):
-    """Of pods between two reports of each."""
-
     uncached: float = 0.0
     cached: float = 0.0
     generated: float = 0.0
@@ -67,10 +66,10 @@ class _Sums(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class RoleDemand:
-    """Of the pods of one role."""
+    """The offered load of one role's pods."""
 
     capacities: Capacities = field(default_factory=Capacities)
-    reference: str = OTHERS  # the variant whose pods work is counted in
+    reference: str = OTHERS  # the variant whose pods are the unit of work
     _last: dict[str, EndpointLoad] = field(default_factory=dict)
     _means: _Sums = field(default_factory=_Sums)
     _backlog_tokens: float | None = None
@@ -85,9 +84,9 @@ class RoleDemand:
         inter_token_seconds: float | None,
         declared: Declared = UNDECLARED,
     ) -> Work | None:
-        """Return the work that has come in the last `seconds`; None at the first look, and where no pod reports.
+        """Return the load offered in the last `seconds`, or None at the first look or if no pod reports.
 
-        `declared`: of the reference variant.
+        `declared` is for the reference variant.
         """
         nonsense = tuple(pod.address for pod in pods if pod.load is not None and not is_sane(pod.load))
         told = [pod for pod in pods if pod.load is not None and pod.address not in nonsense]
@@ -103,7 +102,8 @@ class RoleDemand:
         if not loads:
             return Work(nonsense=nonsense) if nonsense else None
         self._remember(sums, seconds)
-        whole = sum(pod.serves for pod in pods) / len(told) if told else 1.0  # those that do not report do as much
+        # silent pods count like the others; cordoned ones still work off their load
+        whole = sum(pod.serves or pod.address in loads for pod in pods) / len(told)
         means = self._means
         tokens_each = means.uncached / means.begun if means.begun else 0.0
         output_each = means.generated / means.begun if means.begun else 0.0
@@ -119,7 +119,7 @@ class RoleDemand:
         uncached_rate = max(served + grown_tokens + refused, 0.0) / seconds
         refused_requests = min(waiting.refused_requests, MOST_REFUSED * max(whole * sums.begun, 1.0))
         begun = whole * sums.begun
-        # by the requests that have come: their tokens take as long to come as their streams last
+        # by new requests, not generated tokens: those lag behind by the length of the streams
         came = begun * output_each if means.begun else whole * sums.generated
         output_rate = max(came + (grown_requests + refused_requests) * output_each, 0.0) / seconds
         self.capacities.note(told)
@@ -145,12 +145,13 @@ class RoleDemand:
         )
 
     def _sums(self, loads: dict[str, EndpointLoad], variants: Mapping[str, str]) -> tuple[_Sums, tuple[str, ...]]:
-        """Return what the pods have counted since their last reports, and those that cannot have."""
         sums, absurd = _Sums(), []
         for address, load in loads.items():
             last = self._last.get(address)
             seconds = 0.0 if last is None else load.reported_at - last.reported_at
-            if last is None or seconds <= 0.0 or _has_begun_anew(last, load):
+            if last is None or seconds <= 0.0:
+                continue
+            if restarted(last, load) or load.first_token_count < last.first_token_count:
                 continue
             uncached, cached = _prompt_tokens(last, load)
             generated = load.inter_token_count - last.inter_token_count
@@ -180,7 +181,7 @@ class RoleDemand:
 
 
 def is_sane(load: EndpointLoad) -> bool:
-    """Tell whether a report can be true."""
+    """Tell whether a report is plausible."""
     numbers = (
         *(load.kv_usage, load.prefix_hit_tokens, load.prefix_query_tokens, load.inter_token_seconds_sum),
         *(load.inter_token_count, load.prefill_computed_tokens, load.fetched_tokens, load.reported_at),
@@ -197,9 +198,9 @@ def is_sane(load: EndpointLoad) -> bool:
 def _decode(output_rate: float, loads: dict[str, EndpointLoad], whole: float, unit: Capacity) -> float | None:
     """Return the pods that decoding keeps busy.
 
-    By generated tokens where the inter-token time is known as it depends on the streams: streams that run beside few
-    others are quick and gone soon, and their number alone would say too little. Else by the streams, or by what is
-    declared.
+    Counts generated tokens if the inter-token time is known as a function of the streams: with few streams each one is
+    fast and ends early, so the number of streams alone understates the load. Otherwise counts streams, or uses the
+    declared rate.
     """
     if unit.streams is None:
         return output_rate / unit.decode if unit.decode else None
@@ -208,19 +209,11 @@ def _decode(output_rate: float, loads: dict[str, EndpointLoad], whole: float, un
     return whole * sum(load.running_requests for load in loads.values()) / unit.streams
 
 
-def _has_begun_anew(last: EndpointLoad, load: EndpointLoad) -> bool:
-    return (
-        load.prefix_query_tokens < last.prefix_query_tokens
-        or load.inter_token_count < last.inter_token_count
-        or load.first_token_count < last.first_token_count
-    )
-
-
 def _prompt_tokens(last: EndpointLoad, load: EndpointLoad) -> tuple[float, float]:
-    """Return the prompt tokens that were begun to be computed since the last report, and those that were cached.
+    """Return the computed and the cached prompt tokens since the last report, counted when their prefill begins.
 
-    What was fetched from elsewhere was computed elsewhere. A pod that keeps no prefixes looks none up: then those of
-    requests that have ended count.
+    Fetched tokens count as cached: another pod has computed them. A pod without prefix caching looks no prefixes up:
+    for it the tokens of ended requests count.
     """
     queried = load.prefix_query_tokens - last.prefix_query_tokens
     hits = load.prefix_hit_tokens - last.prefix_hit_tokens

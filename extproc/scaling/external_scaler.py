@@ -1,20 +1,24 @@
 """Answers KEDA's external scaler protocol from the pools' signals, on the picker's gRPC port.
 
-A ScaledObject names the pool (`pool`: "namespace/name", or a name in its own namespace; left out where the picker
-serves one pool alone), the `role` (both), the `variant` of its pods, where the policy has variants, and the `metric`
-(wanted-replicas).
+A ScaledObject's metadata names the `pool` ("namespace/name", or a name in its own namespace; optional if the picker
+serves a single pool), the `role` (default: both), the `variant` if the policy has variants, and the `metric` (default:
+wanted-replicas).
+
+Names and numbers of the messages' fields are KEDA's (pkg/scalers/externalscaler/externalscaler.proto). KEDA reads the
+float fields if they are above 0, and otherwise the integer fields, which are deprecated.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import Any, Protocol
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from extproc.http2.grpc_messages import GrpcError, GrpcStatus
 from extproc.http2.grpc_stream import Call, GrpcStream, Methods, UnaryCall, refuse_longer
-from extproc.scaling import scaler_messages as messages
 from extproc.scaling.seen import Signal
 
 TELL_SECONDS = 1.0
@@ -22,6 +26,62 @@ LONGEST_REQUEST = 65_536  # bytes
 SHOWN_POOLS = 20
 WANTED, QUEUED = "wanted-replicas", "queued-tokens"
 METRICS = (WANTED, QUEUED)
+PACKAGE = "externalscaler"
+SERVICE = f"{PACKAGE}.ExternalScaler"
+_KINDS = descriptor_pb2.FieldDescriptorProto
+
+_TEXT, _YES, _WHOLE, _REAL = _KINDS.TYPE_STRING, _KINDS.TYPE_BOOL, _KINDS.TYPE_INT64, _KINDS.TYPE_DOUBLE
+# message -> field -> (number, type); the type is a scalar or a message name, with "*" if repeated
+_MESSAGES: dict[str, dict[str, tuple[int, Any]]] = {
+    "ScaledObjectRef": {
+        "name": (1, _TEXT),
+        "namespace": (2, _TEXT),
+        "scalerMetadata": (3, "*ScaledObjectRef.ScalerMetadataEntry"),
+    },
+    "IsActiveResponse": {"result": (1, _YES)},
+    "MetricSpec": {"metricName": (1, _TEXT), "targetSize": (2, _WHOLE), "targetSizeFloat": (3, _REAL)},
+    "GetMetricSpecResponse": {"metricSpecs": (1, "*MetricSpec")},
+    "GetMetricsRequest": {"scaledObjectRef": (1, "ScaledObjectRef"), "metricName": (2, _TEXT)},
+    "MetricValue": {"metricName": (1, _TEXT), "metricValue": (2, _WHOLE), "metricValueFloat": (3, _REAL)},
+    "GetMetricsResponse": {"metricValues": (1, "*MetricValue")},
+}
+
+
+def _declare(message: Any, name: str, fields: dict[str, tuple[int, Any]]) -> None:
+    message.name = name
+    for field_name, (number, kind) in fields.items():
+        field = message.field.add(name=field_name, number=number, label=_KINDS.LABEL_OPTIONAL)
+        if isinstance(kind, str):
+            field.type, field.type_name = _KINDS.TYPE_MESSAGE, f".{PACKAGE}.{kind.removeprefix('*')}"
+            field.label = _KINDS.LABEL_REPEATED if kind.startswith("*") else _KINDS.LABEL_OPTIONAL
+        else:
+            field.type = kind
+
+
+def _classes() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="externalscaler.proto", package=PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add()
+        _declare(message, name, fields)
+        if name == "ScaledObjectRef":  # a map is a repeated entry message
+            entry = message.nested_type.add()
+            _declare(entry, "ScalerMetadataEntry", {"key": (1, _TEXT), "value": (2, _TEXT)})
+            entry.options.map_entry = True
+    pool = descriptor_pool.DescriptorPool()  # a private pool: another library may register the same file
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in _MESSAGES
+    }
+
+
+_CLASSES = _classes()
+ScaledObjectRef = _CLASSES["ScaledObjectRef"]
+IsActiveResponse = _CLASSES["IsActiveResponse"]
+MetricSpec = _CLASSES["MetricSpec"]
+GetMetricSpecResponse = _CLASSES["GetMetricSpecResponse"]
+GetMetricsRequest = _CLASSES["GetMetricsRequest"]
+MetricValue = _CLASSES["MetricValue"]
+GetMetricsResponse = _CLASSES["GetMetricsResponse"]
 
 
 class ScaledPools(Protocol):
@@ -32,73 +92,66 @@ class ScaledPools(Protocol):
         """Return the pools' names."""
 
     def signals(self, name: str) -> Mapping[str, Signal] | None:
-        """Return the signals of a pool by role; None: there is no such pool."""
+        """Return the signals of a pool by role, or None if there is no such pool."""
 
 
 class ExternalScaler:
-    """Serves all ScaledObjects."""
+    """Answers KEDA for all ScaledObjects."""
 
     def __init__(self, pools: ScaledPools) -> None:
         self._pools = pools
         self._watches: set[_ActiveWatch] = set()
 
     def methods(self) -> Methods:
-        """Return what serves each method. StreamMetricSpec is left out: our target never changes."""
+        """Return the handler of each method. StreamMetricSpec is left out: our target never changes."""
+        short = partial(UnaryCall, most_bytes=LONGEST_REQUEST)
         return {
-            f"/{messages.SERVICE}/IsActive".encode(): lambda stream: UnaryCall(
-                stream, self._is_active, most_bytes=LONGEST_REQUEST
-            ),
-            f"/{messages.SERVICE}/GetMetricSpec".encode(): lambda stream: UnaryCall(
-                stream, self._spec, most_bytes=LONGEST_REQUEST
-            ),
-            f"/{messages.SERVICE}/GetMetrics".encode(): lambda stream: UnaryCall(
-                stream, self._values, most_bytes=LONGEST_REQUEST
-            ),
-            f"/{messages.SERVICE}/StreamIsActive".encode(): lambda stream: _ActiveWatch(stream, self),
+            f"/{SERVICE}/IsActive".encode(): partial(short, answer=self._is_active),
+            f"/{SERVICE}/GetMetricSpec".encode(): partial(short, answer=self._spec),
+            f"/{SERVICE}/GetMetrics".encode(): partial(short, answer=self._values),
+            f"/{SERVICE}/StreamIsActive".encode(): lambda stream: _ActiveWatch(stream, self),
         }
 
     async def run(self) -> None:
-        """Tell open streams of changes, until cancelled."""
+        """Send changes to open streams until cancelled."""
         while True:
             await asyncio.sleep(TELL_SECONDS)
             self.tell()
 
     def tell(self) -> None:
-        """Tell open streams what has changed, and end those whose pool has gone."""
+        """Send changes to open streams, and end the streams of removed pools."""
         for watch in list(self._watches):
             watch.tell()
 
     def active(self, ref: Any) -> bool:
-        """Tell whether any pod is to be there. Raise GrpcError where the pool or the role is not known."""
+        """Tell whether any pod is desired. Raise GrpcError for an unknown pool, role or variant."""
         return _told(self._signal(ref), ref) > 0
 
     def watch(self, watch: "_ActiveWatch") -> None:
-        """Tell this stream of changes until it is over."""
+        """Send changes to this stream until `unwatch`."""
         self._watches.add(watch)
 
     def unwatch(self, watch: "_ActiveWatch") -> None:
-        """Tell it nothing more."""
+        """Stop sending changes to this stream."""
         self._watches.discard(watch)
 
     def _is_active(self, data: bytes) -> bytes:
-        return _bytes(messages.IsActiveResponse(result=self.active(_read(messages.ScaledObjectRef, data))))
+        return _bytes(IsActiveResponse(result=self.active(_read(ScaledObjectRef, data))))
 
     def _spec(self, data: bytes) -> bytes:
-        ref = _read(messages.ScaledObjectRef, data)
-        _told(self._signal(ref), ref)  # a mistake is to be seen when the ScaledObject is made
+        ref = _read(ScaledObjectRef, data)
+        _told(self._signal(ref), ref)  # so that a mistake shows when the ScaledObject is created
         metric, target = _metric(ref), _target(ref)
-        spec = messages.MetricSpec(metricName=metric, targetSize=max(round(target), 1), targetSizeFloat=target)
-        return _bytes(messages.GetMetricSpecResponse(metricSpecs=[spec]))
+        spec = MetricSpec(metricName=metric, targetSize=max(round(target), 1), targetSizeFloat=target)
+        return _bytes(GetMetricSpecResponse(metricSpecs=[spec]))
 
     def _values(self, data: bytes) -> bytes:
-        request = _read(messages.GetMetricsRequest, data)
+        request = _read(GetMetricsRequest, data)
         ref = request.scaledObjectRef
         signal, metric = self._signal(ref), _metric(ref)
         value = float(_told(signal, ref)) if metric == WANTED else signal.queued_tokens
-        given = messages.MetricValue(
-            metricName=request.metricName or metric, metricValue=round(value), metricValueFloat=value
-        )
-        return _bytes(messages.GetMetricsResponse(metricValues=[given]))
+        given = MetricValue(metricName=request.metricName or metric, metricValue=round(value), metricValueFloat=value)
+        return _bytes(GetMetricsResponse(metricValues=[given]))
 
     def _signal(self, ref: Any) -> Signal:
         names = self._pools.names
@@ -129,7 +182,7 @@ class ExternalScaler:
 
 
 class _ActiveWatch(Call):
-    """Whether any pod is wanted, now and after every change, until the client ends the stream or the pool is gone."""
+    """Sends whether any pod is desired: now, and after every change until the client ends or the pool is removed."""
 
     def __init__(self, stream: GrpcStream, scaler: ExternalScaler) -> None:
         self._stream = stream
@@ -140,7 +193,7 @@ class _ActiveWatch(Call):
     def message(self, data: bytes) -> None:
         if self._ref is not None:
             raise GrpcError(GrpcStatus.INTERNAL, "one request is enough")
-        ref = _read(messages.ScaledObjectRef, data)
+        ref = _read(ScaledObjectRef, data)
         self._send(self._scaler.active(ref))
         self._ref = ref
         self._scaler.watch(self)
@@ -156,7 +209,6 @@ class _ActiveWatch(Call):
         self._scaler.unwatch(self)
 
     def tell(self) -> None:
-        """Send what has changed."""
         try:
             active = self._scaler.active(self._ref)
         except GrpcError as error:
@@ -169,11 +221,11 @@ class _ActiveWatch(Call):
 
     def _send(self, active: bool) -> None:
         self._told = active
-        self._stream.send(_bytes(messages.IsActiveResponse(result=active)))
+        self._stream.send(_bytes(IsActiveResponse(result=active)))
 
 
 def _told(signal: Signal, ref: Any) -> int:
-    """Return the pods that a scaler is told, of the role or of the variant that it names. Raise GrpcError."""
+    """Return the reported replicas of the role, or of the named variant. Raise GrpcError."""
     name: str = ref.scalerMetadata.get("variant", "")
     if not name:
         return signal.told
@@ -193,7 +245,6 @@ def _metric(ref: Any) -> str:
 
 
 def _target(ref: Any) -> float:
-    """Return what the metric is to be for each pod: 1 wanted one, or the tokens that the ScaledObject says."""
     if _metric(ref) == WANTED:
         return 1.0
     given = ref.scalerMetadata.get("target", "")

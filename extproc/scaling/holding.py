@@ -1,38 +1,38 @@
-"""Recommendations -> a number that does not swing: up at once, down late, both in bounded steps. Pure.
+"""Smooths recommendations into desired replicas: up at once, down late, both in bounded steps. Pure.
 
-Down only to the highest recommendation of the stabilisation window, as Kubernetes' HPA has it
-(`stabilizeRecommendation` in pkg/controller/podautoscaler), and a third of the pods a minute at most. Steps up are its
-defaults, too.
+Scales down only to the highest recommendation of the stabilisation window, as Kubernetes' HPA does
+(`stabilizeRecommendation` in pkg/controller/podautoscaler), and by at most a third of the pods a minute. Steps up are
+the HPA's defaults.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 from math import ceil
 
-UP_FACTOR, UP_PODS, UP_SECONDS = 2.0, 4, 15.0  # a step up: so many times, or so many more, whatever is more
+UP_FACTOR, UP_PODS, UP_SECONDS = 2.0, 4, 15.0  # step up: x2 or +4, whichever is larger
 DOWN_SHARE, DOWN_SECONDS = 1 / 3, 60.0
-# windows: it doubles with each pod that is missed as soon as it is gone, or pods would come and go with any load that
-# rises and falls more slowly than the window is long
+# windows: the wait doubles whenever a removed pod is needed again at once. Otherwise pods would come and go with every
+# load whose cycle is longer than the window
 MOST_PATIENCE = 8.0
 
 
 @dataclass(slots=True, eq=False)
 class Holding:
-    """Of one role."""
+    """The desired replicas of one role or variant."""
 
-    wanted: int | None = None  # None: nothing was recommended yet
-    _since: float | None = None  # seconds from which on recommendations are known
-    _recent: deque[tuple[float, int]] = field(default_factory=deque)  # times and recommendations, which fall
+    wanted: int | None = None  # None before the first look
+    _since: float | None = None  # time of the first recommendation, in seconds
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)  # times and recommendations, in falling order
     _raised_at: float = float("-inf")
     _lowered_at: float = float("-inf")
     _patience: float = 1.0  # windows
     _regretted_at: float = float("-inf")
 
     def settle(self, recommended: int, *, present: int, now: float, window_seconds: float) -> tuple[int, str]:
-        """Return the number that is wanted, and in words why it is not the one that is recommended, if it is not.
+        """Return the desired replicas, and in words why they differ from the recommended ones ("" if they do not).
 
-        `present`: the pods that there are, starting ones too. The number begins with them: a picker that has just been
-        started must not take pods away that the one before has asked for.
+        `present` counts all pods, including starting ones. It is the initial number: a picker that has just started
+        must not remove pods that its predecessor asked for.
         """
         if self.wanted is None:
             self.wanted = present
@@ -63,15 +63,15 @@ class Holding:
         return self.wanted, f"{recommended} in steps" if self.wanted > recommended else ""
 
     def _regret(self, now: float, window_seconds: float) -> None:
-        """Wait longer the next time if a pod is asked for that has just been let go; or no longer than usual."""
+        """Double the next wait if a pod was removed just before it is needed again; reset it after a quiet time."""
         if now - self._lowered_at < window_seconds:
             self._patience = min(2.0 * self._patience, MOST_PATIENCE)
-            self._regretted_at, self._lowered_at = now, float("-inf")  # once for each time
+            self._regretted_at, self._lowered_at = now, float("-inf")  # each removal counts once
         elif now - self._regretted_at > MOST_PATIENCE * window_seconds:
             self._patience = 1.0
 
     def hold(self, least: int, *, present: int) -> int:
-        """Return the number that is wanted while nothing can be recommended, which starts the window anew."""
+        """Return the desired replicas while there is no recommendation; this restarts the window."""
         if self.wanted is None:
             self.wanted = present
         self.wanted = max(self.wanted, least)
@@ -80,6 +80,6 @@ class Holding:
         return self.wanted
 
     def bound(self, least: int, most: int | None) -> None:
-        """Take the policy's bounds for the number itself, so that it never has to come back from beyond them."""
+        """Clamp the number itself to the policy's bounds, so that it need not step back into them later."""
         if self.wanted is not None:
             self.wanted = max(self.wanted if most is None else min(self.wanted, most), least)

@@ -1,4 +1,4 @@
-"""What pods a load needs, with the reasons in words: for now, for a forecast, for a recorded trace. Pure values."""
+"""The plan: pods that the load needs now or by forecast, with the reasons in words. Pure values."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,9 +12,9 @@ from extproc.scaling.need import Outlooks
 from extproc.scaling.role_memory import RoleMemory
 from extproc.scaling.running_costs import per_million
 from extproc.scaling.seen import PoolSeen, Signal, Source, State, VariantSignal
-from extproc.scaling.variant_scaling import VariantPods, need_of, offers_of, variant_pods
+from extproc.scaling.variant_scaling import RoleReady, VariantPods, need_of, offers_of, variant_pods
 
-NO_PRICE = 1.0  # of every pod, where the policy has none: then the fewest pods are the cheapest set
+NO_PRICE = 1.0  # of every pod without a price in the policy: the cheapest set is then the one with the fewest pods
 PLANNABLE = (State.OK, State.NONSENSE_REPORTS, State.PROMISE_OUT_OF_REACH)
 SOURCE_WORDS: Mapping[Source, str] = {
     Source.LEARNED: "as its pods have shown",
@@ -25,26 +25,17 @@ SOURCE_WORDS: Mapping[Source, str] = {
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens a second that come."""
+    """Offered tokens a second."""
 
-    input: float = 0.0  # to be computed
+    input: float = 0.0  # uncached
     cached: float = 0.0
     output: float = 0.0
 
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return self.input + self.cached + self.output
-
-    def times(self, factor: float) -> "Demand":
-        """Return so many times as much."""
-        return Demand(input=self.input * factor, cached=self.cached * factor, output=self.output * factor)
-
 
 class PlannedVariant(msgspec.Struct, frozen=True, kw_only=True):
-    """One variant of a role; what a pod of it does is within the promises."""
+    """One variant of a role; the capacity of its pods is within the SLO."""
 
-    name: str  # "": a role without variants, or pods that are of none
+    name: str  # "" without variants, or for pods outside all variants
     source: Source
     prefill_tokens_per_second: float | None = None
     decode_tokens_per_second: float | None = None
@@ -59,7 +50,7 @@ class PlannedVariant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedRole(msgspec.Struct, frozen=True, kw_only=True):
-    """One role."""
+    """The plan of one role."""
 
     role: str
     state: State
@@ -69,32 +60,32 @@ class PlannedRole(msgspec.Struct, frozen=True, kw_only=True):
     min_replicas: int
     max_replicas: int | None
     demand: Demand
-    prefill_busy: float | None = None  # pods of the first variant that the prompts keep busy
+    prefill_busy: float | None = None  # pods of the reference variant that the prompts keep busy
     decode_busy: float | None = None
-    cost_per_hour: float | None = None  # of the wanted pods; None: there is no price
-    cost_per_million_tokens: float | None = None  # of the demand
+    cost_per_hour: float | None = None  # of the desired pods; None without a price
+    cost_per_million_tokens: float | None = None  # offered tokens
     cost_per_million_output_tokens: float | None = None
     variants: tuple[PlannedVariant, ...] = ()
 
     @property
     def prefill_lean(self) -> float | None:
-        """What share of the work is prompts; None: one of both kinds is not known."""
+        """The share of prefill in the work, or None if prefill or decoding is unknown."""
         if self.prefill_busy is None or self.decode_busy is None or not self.prefill_busy + self.decode_busy:
             return None
         return self.prefill_busy / (self.prefill_busy + self.decode_busy)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool, at one time."""
+    """The plan of one pool, at one time."""
 
     pool: str = ""
     of: str  # "now", "in 3600 s", ...
     currency: str = ""
-    ttft_seconds: float | None = None  # the tightest promise of the classes that have requests
+    ttft_seconds: float | None = None  # tightest target of the classes with requests
     inter_token_seconds: float | None = None
-    prefill_pods: float | None = None  # that prompts keep busy, in all roles; None: not known
+    prefill_pods: float | None = None  # kept busy by prompts, in all roles; None if unknown
     decode_pods: float | None = None
-    ratio: str = ""  # wanted prefill : decode, in words
+    ratio: str = ""  # desired prefill : decode, in words
     roles: tuple[PlannedRole, ...] = ()
 
 
@@ -124,7 +115,7 @@ def plan_of(
 
 
 def ratio_words(roles: Sequence[PlannedRole]) -> str:
-    """Return the wanted prefill : decode ratio in words, and which way pods lean that do both."""
+    """Return the desired prefill : decode ratio in words, and the dominant work of pods that do both."""
     by_role = {each.role: each for each in roles}
     words = []
     if "prefill" in by_role and "decode" in by_role:
@@ -139,11 +130,11 @@ def ratio_words(roles: Sequence[PlannedRole]) -> str:
 
 
 def offered(policy: ScalePolicy, variants: Sequence[VariantPods]) -> Sequence[VariantPods]:
-    """Return the variants to choose among; a role without variants has one, of which any number may be there."""
+    """Return the variants to choose from; a role without variants has a single one, without bounds."""
     if policy.variants:
         return variants
-    # made, not read: a selector of nothing is what this one is for
-    whole = ScaleVariant(name=OTHERS, selector={}, pod_hour_price=policy.pod_hour_price or NO_PRICE)
+    # built here, not parsed: a policy may not have an empty selector
+    whole = ScaleVariant(name=OTHERS, selector={}, pod_hour_price=NO_PRICE)
     return [msgspec.structs.replace(each, declared=whole) for each in variants]
 
 
@@ -155,7 +146,7 @@ def planned_roles(
     *,
     seconds: float,
 ) -> Mapping[str, PlannedRole]:
-    """Return what the last look would want in so many seconds; 0: what it wants now."""
+    """Return the plan by role for a time in `seconds`, by the last look; 0 is now."""
     planned = {}
     for role, policy in by_role.items():
         signal, memory = signals.get(role), kept.get(role)
@@ -166,13 +157,14 @@ def planned_roles(
             continue
         pods = [pod for pod in seen.pods if pod.role == role]
         variants = offered(policy, variant_pods(policy, pods, memory.demand, promise=seen.inter_token_seconds))
-        outlooks, words = memory.ahead(role, seen, seconds=seconds)
-        planned[role] = planned_ahead(signal, policy, variants, outlooks, memory.work, words)
+        ready = sum(pod.serves for pod in pods)
+        outlooks = memory.ahead(role, seen, RoleReady(prompts=ready, decoding=ready), seconds=seconds)
+        planned[role] = planned_ahead(signal, policy, variants, outlooks, memory.work)
     return planned
 
 
 def planned_now(signal: Signal, policy: ScalePolicy) -> PlannedRole:
-    """Return what is wanted now, as the signal has it."""
+    """Return the plan for now, from the signal."""
     demand = Demand(
         input=signal.input_tokens_per_second,
         cached=signal.cached_tokens_per_second,
@@ -187,10 +179,9 @@ def planned_ahead(
     variants: Sequence[VariantPods],
     outlooks: Outlooks,
     work: Work,
-    words: str,
 ) -> PlannedRole:
-    """Return what the outlook needs; `words`: what the outlook goes by."""
-    quiet = msgspec.structs.replace(work, waiting_seconds=0.0, waiting_decode_seconds=0.0)  # it will be done by then
+    """Return the pods needed for the forecast."""
+    quiet = msgspec.structs.replace(work, waiting_seconds=0.0, waiting_decode_seconds=0.0)  # worked off by then
     ahead = {each.name: outlooks for each in variants}
     choice, reason = chosen(policy, variants, ahead, quiet)
     factors = [each.busy / each.level for each in (outlooks.prompts, outlooks.decoding) if each and each.level]
@@ -206,7 +197,7 @@ def planned_ahead(
         prefill_busy=prompts,
         decode_busy=decoding,
         wanted=sum(choice.counts.values()),
-        reason=f"{words}; {reason}",
+        reason=f"by the trend of the last five minutes; {reason}",
     )
     lines = [_variant(each, policy, wanted=choice.counts.get(each.name, each.present)) for each in signal.variants]
     return _role(then, policy, demand, lines)
@@ -215,7 +206,7 @@ def planned_ahead(
 def chosen(
     policy: ScalePolicy, variants: Sequence[VariantPods], ahead: Mapping[str, Outlooks], work: Work
 ) -> tuple[Choice, str]:
-    """Return the cheapest set for an outlook, as if nothing were there yet, and why."""
+    """Return the cheapest set for a forecast, ignoring present pods, and the reason."""
     offers = [msgspec.structs.replace(each, held=0) for each in offers_of(variants, ahead, work, {})]
     choice = cheapest(offers, least=policy.min_replicas, most=policy.max_replicas)
     need, name = need_of(variants, ahead, work, reference=variants[0].name if variants else OTHERS)
@@ -245,7 +236,7 @@ def _variant(each: VariantSignal, policy: ScalePolicy, *, wanted: int) -> Planne
 
 
 def _role(signal: Signal, policy: ScalePolicy, demand: Demand, variants: Sequence[PlannedVariant]) -> PlannedRole:
-    hour = cost_per_hour(variants)
+    hour, tokens = cost_per_hour(variants), demand.input + demand.cached + demand.output
     return PlannedRole(
         role=signal.role,
         state=signal.state,
@@ -258,14 +249,14 @@ def _role(signal: Signal, policy: ScalePolicy, demand: Demand, variants: Sequenc
         prefill_busy=signal.prefill_busy,
         decode_busy=signal.decode_busy,
         cost_per_hour=hour,
-        cost_per_million_tokens=None if hour is None else per_million(hour, demand.total),
+        cost_per_million_tokens=None if hour is None else per_million(hour, tokens),
         cost_per_million_output_tokens=None if hour is None else per_million(hour, demand.output),
         variants=tuple(variants),
     )
 
 
 def cost_per_hour(variants: Sequence[PlannedVariant]) -> float | None:
-    """Return what the wanted pods cost; None: there is no price of some."""
+    """Return the cost of the desired pods, or None if any of them has no price."""
     wanted = [each for each in variants if each.wanted]
     if not variants or any(each.pod_hour_price is None for each in wanted):
         return None

@@ -1,4 +1,4 @@
-"""How many pods of each role one pool wants: looks at it come in, signals come out. Pure; time is an argument.
+"""Desired replicas of each role of one pool: looks at the pool in, signals out. Pure; time is an argument.
 
 scaling = PoolScaling(policy.autoscale)
 signals = scaling.look(seen, now=now)       # every few seconds; by role
@@ -6,20 +6,19 @@ signals = scaling.look(seen, now=now)       # every few seconds; by role
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from statistics import fmean, median
+from statistics import median
 
 import msgspec
 
 from extproc.policy.autoscale import SERVING_ROLES, Autoscale, ScalePolicy
 from extproc.policy.scale_variants import OTHERS
 from extproc.scaling.demand import Waiting, Work
-from extproc.scaling.forecast import Forecast
-from extproc.scaling.need import Need, Outlook, Outlooks, larger
+from extproc.scaling.need import Need, Outlooks, larger
 from extproc.scaling.plan import PlannedRole, planned_roles
 from extproc.scaling.role_memory import RoleMemory
 from extproc.scaling.running_costs import costs_of
 from extproc.scaling.seen import PodSeen, PoolSeen, Signal, State
-from extproc.scaling.thresholds import WORDS, Verdict, Way, verdict
+from extproc.scaling.thresholds import SILENT, Verdict, Way, threshold_verdict, threshold_words
 from extproc.scaling.variant_scaling import (
     DOWN_MARGIN,
     UP_MARGIN,
@@ -34,39 +33,40 @@ from extproc.scaling.variant_scaling import (
     variant_signals,
 )
 
-MOST_GAP_SECONDS = 60.0  # between two looks; more, and less than none: the clock has jumped
-STARTS_KEPT, STARTS_OF_ALL = 5, 40  # of one variant, of all
+MOST_GAP_SECONDS = 60.0  # between two looks; a longer or negative gap means that the clock has jumped
+STARTS_KEPT, STARTS_OF_ALL = 5, 40  # start times: per variant, in total
 ASKED = "no pod is ready, and there are requests"
 
 
 class PoolScaling:
-    """One pool. What was learned stays when its policy changes."""
+    """The scaling of one pool. Measurements survive a change of the policy."""
 
     def __init__(self, autoscale: Autoscale) -> None:
         self.signals: Mapping[str, Signal] = {}  # by role, of the last look
-        self._autoscale = autoscale
+        self._autoscale, self._shadow = autoscale, False
+        self._price: float | None = None  # of a pod of a role without variants, per hour
         self._roles: dict[str, RoleMemory] = {}
-        self._starting: dict[str, float] = {}  # pods that were seen to appear -> seconds, until they serve
+        self._starting: dict[str, float] = {}  # pod that does not serve yet -> second of its first sight
         self._known: set[str] | None = None  # pods of the last look
-        self._starts: list[tuple[str, float]] = []  # variants, and seconds that the last ones took
-        self.first_start: float | None = None  # since when the oldest pod starts that will answer clients
+        self._starts: list[tuple[str, float]] = []  # variant and duration in seconds of the last starts
+        self.first_start: float | None = None  # first sight of the oldest starting pod of a serving role
         self._looked_at: float | None = None
         self._seen: PoolSeen | None = None
         self._refused = (0.0, 0.0)
 
     @property
     def is_used(self) -> bool:
-        """Whether the policy asks for any signal."""
+        """Whether the policy configures autoscaling for any role."""
         return bool(self._autoscale.by_role)
 
-    def reconfigure(self, autoscale: Autoscale) -> None:
-        """Go by another policy from the next look on."""
-        self._autoscale = autoscale
+    def reconfigure(self, autoscale: Autoscale, *, shadow: bool = False, pod_hour_price: float | None = None) -> None:
+        """Use another policy from the next look on."""
+        self._autoscale, self._shadow, self._price = autoscale, shadow, pod_hour_price
         if not self.is_used:
             self.signals = {}
 
     def look(self, seen: PoolSeen, *, now: float) -> Mapping[str, Signal]:
-        """Take what there is `now`, in monotonic seconds, and return what is wanted, by role."""
+        """Take the pool's state at `now` (monotonic seconds) and return the signals by role."""
         seconds = 0.0 if self._looked_at is None else now - self._looked_at
         has_jumped = self._looked_at is not None and not 0.0 < seconds <= MOST_GAP_SECONDS
         self._looked_at, self._seen = now, seen
@@ -94,29 +94,28 @@ class PoolScaling:
 
     @property
     def promises(self) -> tuple[float | None, float | None]:
-        """The first token's and the inter-token time that the last look went by."""
+        """The TTFT and inter-token targets of the last look."""
         return (None, None) if self._seen is None else (self._seen.ttft_seconds, self._seen.inter_token_seconds)
 
     def planned(self, seconds: float) -> Mapping[str, PlannedRole]:
-        """Return what the last look would want in so many seconds, by role; 0: what is wanted now."""
+        """Return the plan by role for a time in `seconds`, by the last look; 0 is now."""
         if self._seen is None:
             return {}
         return planned_roles(self._autoscale.by_role, self._roles, self.signals, self._seen, seconds=seconds)
 
     @property
     def start_seconds(self) -> float | None:
-        """What new pods took from being seen first until they served, the median of the last; None: none was seen."""
+        """Median time of the last starts, from first sight to serving; None if no start was seen."""
         return median(seconds for _, seconds in self._starts[-STARTS_KEPT:]) if self._starts else None
 
     def _start_of(self, variant: str) -> float | None:
-        """Return the same of one variant; None: no pod of it was seen to start."""
         seen = [seconds for name, seconds in self._starts if name == variant]
         return median(seen[-STARTS_KEPT:]) if seen else None
 
     def ask_for_one(self) -> bool:
-        """Want a pod where clients are answered and none is wanted: a request waits. Tell whether that is new.
+        """Ask for one pod in each serving role with none desired, as a request waits. Tell whether anything changed.
 
-        Between two looks: whoever scales is to know at once.
+        Called between two looks, so that the autoscaler sees the request at once.
         """
         if self._seen is None:
             return False
@@ -133,7 +132,7 @@ class PoolScaling:
         pods = [pod for pod in seen.pods if pod.role == role]
         variants = variant_pods(policy, pods, kept.demand, promise=seen.inter_token_seconds)
         numbers = _held(policy, kept, variants, 1)
-        by_variant = variant_signals(policy, variants, numbers, shadow=signal.shadow)
+        by_variant = variant_signals(variants, numbers, shadow=signal.shadow, price=self._price)
         return msgspec.structs.replace(
             signal,
             wanted=sum(each.wanted for each in by_variant),
@@ -143,7 +142,7 @@ class PoolScaling:
         )
 
     def _oldest_start(self, role: str, pods: Sequence[PodSeen], *, now: float) -> float:
-        """Return for how many seconds the oldest pod of the role that starts has done so; 0: none starts."""
+        """Return the seconds since the first sight of the role's oldest starting pod; 0 without one."""
         began = [self._starting[pod.address] for pod in pods if pod.role == role and pod.address in self._starting]
         return now - min(began) if began else 0.0
 
@@ -190,21 +189,20 @@ class PoolScaling:
         if state is State.OK and need is None:
             state, words = State.TOO_FEW_SAMPLES, "too few reports were seen to say what the load is"
         if need is None or work is None:
-            # thresholds compare what is there now and need no history; without reports there is nothing to compare
-            told = _thresholds(policy, pods, waiting, ready) if state is State.TOO_FEW_SAMPLES else _SILENT
+            # thresholds compare current values and need no history, but they do need reports
+            told = threshold_verdict(policy, pods, waiting, ready) if state is State.TOO_FEW_SAMPLES else SILENT
             numbers = _held(policy, kept, variants, max(least, told.pods(ready)))
-            reason = f"{words}: the number stays{_threshold_words(told)}"
+            reason = f"{words}: the number stays{threshold_words(told)}"
         else:
-            told = _thresholds(policy, pods, waiting, ready)
+            told = threshold_verdict(policy, pods, waiting, ready)
             numbers, held = _settled(policy, kept, variants, ahead, work, need, told, now=now)
-            reason = _joined(unit + need.words + _threshold_words(told), held)
+            reason = _joined(unit + need.words + threshold_words(told), held)
             if need.is_out_of_reach:
                 state = State.PROMISE_OUT_OF_REACH
             elif work.nonsense:
                 state = State.NONSENSE_REPORTS
                 reason = _joined(reason, f"without {len(work.nonsense)} pods that report nonsense ({work.nonsense[0]})")
-        shadow = self._autoscale.shadow
-        by_variant = variant_signals(policy, variants, numbers, shadow=shadow)
+        by_variant = variant_signals(variants, numbers, shadow=self._shadow, price=self._price)
         return Signal(
             role=role,
             wanted=sum(each.wanted for each in by_variant),
@@ -213,7 +211,7 @@ class PoolScaling:
             present=len(pods),
             state=state,
             reason=reason,
-            shadow=shadow,
+            shadow=self._shadow,
             saturation=serving.saturation(kept.prefill.level, kept.decode.level),
             prefill_busy=kept.prefill.level if role != "decode" else None,
             decode_busy=kept.decode.level if role != "prefill" else None,
@@ -223,7 +221,6 @@ class PoolScaling:
             output_tokens_per_second=0.0 if work is None else work.output_rate,
             variants=by_variant,
             costs=costs_of(by_variant, work),
-            time_of_day=kept.main(role).day_state(policy.start_seconds, wall=seen.wall),
         )
 
     @staticmethod
@@ -237,7 +234,6 @@ class PoolScaling:
         seconds: float,
         now: float,
     ) -> Work | None:
-        """Take the reports in, and return the work that has come."""
         kept.count_in(reference_of(policy, pods, kept.demand))
         kept.demand.capacities.keep([OTHERS, *(each.name for each in policy.variants)])
         work = kept.demand.look(
@@ -249,9 +245,9 @@ class PoolScaling:
         )
         if work is not None and work.reporting:
             if work.prefill is not None:
-                kept.prefill.add(work.prefill, now=now, wall=seen.wall)
+                kept.prefill.add(work.prefill, now=now)
             if work.decode is not None:
-                kept.decode.add(work.decode, now=now, wall=seen.wall)
+                kept.decode.add(work.decode, now=now)
         kept.work = work or kept.work
         return work
 
@@ -266,40 +262,22 @@ class PoolScaling:
         *,
         now: float,
     ) -> Outlooks:
-        """Return what is ahead of prompts and decoding when a pod of the variant that is asked for now serves."""
+        """Return the forecasts for the time when a pod of the variant that is requested now is ready."""
         horizon = max(variant.start_seconds or policy.start_seconds, self._start_of(variant.name) or 0.0)
-        starting = self._oldest_start(role, seen.pods, now=now)
-
-        def outlook(forecast: Forecast, ready: float) -> Outlook | None:
-            level, busy = forecast.level, forecast.ahead(horizon, wall=seen.wall)
-            if level is None or busy is None:
-                return None
-            return Outlook(
-                level=level,
-                busy=busy,
-                horizon=horizon,
-                alone_seconds=max(horizon - starting, 0.0),
-                ready=ready,
-                ttft_seconds=seen.ttft_seconds,
-                inter_token_seconds=seen.inter_token_seconds,
-            )
-
-        return Outlooks(
-            prompts=outlook(kept.prefill, ready.prompts) if role != "decode" else None,
-            decoding=outlook(kept.decode, ready.decoding) if role != "prefill" else None,
-        )
+        alone_seconds = max(horizon - self._oldest_start(role, seen.pods, now=now), 0.0)
+        return kept.ahead(role, seen, ready, seconds=horizon, alone_seconds=alone_seconds)
 
 
 def _waiting(role: str, seen: PoolSeen, *, requests: float, tokens: float) -> Waiting:
-    """Return what waits for the pods of a role in the pickers, which are taken to be alike.
+    """Return a role's queue in all pickers, assuming that they have equal queues.
 
-    Prompts wait for prefill pods where there are any, requests always for the pods that decode; roles share them as
-    they share the pods.
+    Prompts wait for prefill pods if there are any, requests always for decoding pods. Roles with the same kind of work
+    share a queue in proportion to their pods.
     """
     serving = [pod.role for pod in seen.pods if pod.serves]
     there = serving or [pod.role for pod in seen.pods] or [role]
     present = [pod.role for pod in seen.pods if pod.role != "prefill"]
-    # where only prefill pods are left, requests wait for the first pod that decodes
+    # if only prefill pods are left, requests wait for the first decoding pod
     decoding = [each for each in serving if each != "prefill"] or present or [role]
     prefilling = [each for each in there if each == "prefill"] or decoding
     of_requests = decoding.count(role) / len(decoding)
@@ -315,7 +293,7 @@ def _waiting(role: str, seen: PoolSeen, *, requests: float, tokens: float) -> Wa
 def _why_to_hold(
     pods: Sequence[PodSeen], waiting: Waiting, work: Work | None, *, has_jumped: bool
 ) -> tuple[State, str, int]:
-    """Return the state, and where nothing can be recommended why, and the least number there is to be all the same."""
+    """Return the state, and if it allows no recommendation the reason and the least number of pods nevertheless."""
     if not any(pod.serves for pod in pods):
         least = 1 if waiting.requests or waiting.refused_requests else 0
         return State.NO_READY_PODS, "no pod is ready" + (", and there are requests" if least else ""), least
@@ -328,25 +306,10 @@ def _why_to_hold(
     return State.OK, "", 0
 
 
-_SILENT = Verdict(way=Way.NOTHING)
-
-
-def _thresholds(policy: ScalePolicy, pods: Sequence[PodSeen], waiting: Waiting, ready: int) -> Verdict:
-    loads = [pod.load for pod in pods if pod.serves and pod.load is not None]
-    if not loads or not ready:
-        return _SILENT
-    values = {
-        "queue_requests": fmean(load.waiting_requests for load in loads) + waiting.requests / ready,
-        "kv_usage": fmean(load.kv_usage for load in loads),
-        "gpu_utilization": None,
-    }
-    return verdict(values, up=policy.scale_up, down=policy.scale_down)
-
-
 def _need(
     policy: ScalePolicy, kept: RoleMemory, variants: Sequence[VariantPods], ahead: Mapping[str, Outlooks], work: Work
 ) -> tuple[Need | None, str]:
-    """Return what the load needs, and where there are variants in words in whose pods that is counted."""
+    """Return the need of the load, and with variants the unit of that number in words."""
     if not policy.variants:
         return larger(ahead.get(OTHERS, Outlooks()).needs(work)), ""
     need, name = need_of(variants, ahead, work, reference=kept.demand.reference)
@@ -354,7 +317,7 @@ def _need(
 
 
 def _held(policy: ScalePolicy, kept: RoleMemory, variants: Sequence[VariantPods], least: int) -> Mapping[str, int]:
-    """Return the numbers by variant while nothing can be recommended: as they were, and `least` in all."""
+    """Return the replicas by variant while there is no recommendation: unchanged, but at least `least` in total."""
     if policy.variants:
         kept.variants.bound(policy, variants)
         return kept.variants.hold(variants, _bounded(least, policy))
@@ -374,7 +337,6 @@ def _settled(
     *,
     now: float,
 ) -> tuple[Mapping[str, int], str]:
-    """Return the numbers by variant that are wanted, and what bounds or holds them in words."""
     if policy.variants:
         held = kept.variants.bound(policy, variants)
         offers = offers_of(variants, ahead, work, held)
@@ -408,14 +370,6 @@ def _limited(number: int, policy: ScalePolicy) -> str:
         return f"limited: {number} would be needed, maxReplicas is {policy.max_replicas}"
     if number < policy.min_replicas:
         return f"limited: {number} would do, minReplicas is {policy.min_replicas}"
-    return ""
-
-
-def _threshold_words(told: Verdict) -> str:
-    if told.way is Way.UP:
-        return f"; scaleUp.{WORDS[told.signal]}: {told.value:.3g} of {told.threshold:g} is reached"
-    if told.way is Way.HOLD:
-        return f"; no fewer: {WORDS[told.signal]} is {told.value:.3g}, above scaleDown's {told.threshold:g}"
     return ""
 
 

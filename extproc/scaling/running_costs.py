@@ -1,4 +1,4 @@
-"""What the pods of one role cost an hour, and a million tokens as served. Pure."""
+"""Cost of one role's pods per hour and per million tokens served. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from extproc.scaling.demand import Work
 from extproc.scaling.seen import Costs, VariantSignal
 
 MILLION, HOUR = 1e6, 3600.0
-LEAST_RATE = 1.0  # tokens a second: a pool at rest has no cost a token worth a number
+LEAST_RATE = 1.0  # tokens a second: below it a cost per token is meaningless
 
 
 def costs_of(variants: Sequence[VariantSignal], work: Work | None) -> Costs:
-    """Return the costs of the pods that are there, and of what they have served in the last minutes."""
+    """Return the costs of the present pods, and of the tokens they served in the last minutes."""
     priced = [(each.pod_hour_price, each.present) for each in variants if each.present]
     if any(price is None for price, _ in priced) or not variants:
         return Costs()
@@ -24,5 +24,5 @@ def costs_of(variants: Sequence[VariantSignal], work: Work | None) -> Costs:
 
 
 def per_million(cost_per_hour: float, tokens_per_second: float) -> float | None:
-    """Return what a million tokens costs; None: there are hardly any."""
+    """Return the cost of a million tokens, or None with hardly any tokens."""
     return cost_per_hour / HOUR / tokens_per_second * MILLION if tokens_per_second >= LEAST_RATE else None

@@ -1,11 +1,10 @@
-"""What a look at a pool finds, and the signal that comes of it: values."""
+"""Values: the observations of one look at a pool, and the resulting signal."""
 
 from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
 
-from extproc.scaling.day_profile import DayState
 from kvmesh.pods.pod_report import EndpointLoad
 
 
@@ -14,31 +13,30 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     role: str
-    serves: bool  # it may get requests; False: it is there and starts, or has failed
-    load: EndpointLoad | None  # None: no fresh report
-    tokens_per_second: float  # of prompts, when it has enough of them; as learned, or as the policy has it
-    request_seconds: float  # of prefill that its average request takes
-    running_limit: float | None = None  # requests that it runs when others wait; None: none was seen to wait
-    variant: str = ""  # of its role, as the policy names them; "": of none
-    is_learned: bool = True  # `tokens_per_second` was seen; False: it is what the policy assumes
+    serves: bool  # may get requests; False while it starts or after it has failed
+    load: EndpointLoad | None  # None without a fresh report
+    tokens_per_second: float  # prefill rate under full load: learned, or the policy's
+    request_seconds: float  # prefill time of its average request
+    running_limit: float | None = None  # running requests while others wait; None if none has waited yet
+    variant: str = ""  # name in the policy; "" outside all variants
+    is_learned: bool = True  # `tokens_per_second` was measured; False: the policy's assumption
 
 
 class PoolSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool at one look. What the pickers count is of this one; `pickers` of them are there."""
+    """One pool at one look. Queues and refusals are this picker's; `pickers` counts all pickers."""
 
     pods: Sequence[PodSeen]
     pickers: int = 1
-    queued_requests: int = 0  # that wait in this picker
-    queued_tokens: float = 0.0  # of their prompts, not cached
-    refused_requests: float = 0.0  # for load, or because no pod was there, since the picker started
+    queued_requests: int = 0  # in this picker
+    queued_tokens: float = 0.0  # uncached tokens of their prompts
+    refused_requests: float = 0.0  # for load or for lack of a pod, since the picker started
     refused_tokens: float = 0.0
-    ttft_seconds: float | None = None  # the tightest promise of the classes that have requests; None: of none
+    ttft_seconds: float | None = None  # tightest target of the classes with requests, or None
     inter_token_seconds: float | None = None
-    wall: float | None = None  # the time of day, in seconds since the epoch; None: it is not asked for
 
 
 class State(StrEnum):
-    """What a signal rests on."""
+    """How reliable a signal is."""
 
     OK = "ok"
     TOO_FEW_SAMPLES = "too-few-samples"
@@ -50,63 +48,62 @@ class State(StrEnum):
 
 
 class Source(StrEnum):
-    """Where a capacity is known from."""
+    """Where a capacity comes from."""
 
     LEARNED = "learned"
-    DECLARED = "declared"  # by the policy, or on the command line
-    ASSUMED = "assumed"  # pods are there and have had too little to do: the policy's prefillTokensPerSecond
-    UNKNOWN = "unknown"  # no pod was seen, and nothing is declared
+    DECLARED = "declared"  # by the policy
+    ASSUMED = "assumed"  # its pods have had too little load to measure: the policy's prefillTokensPerSecond
+    UNKNOWN = "unknown"  # no pod was seen, and the policy declares nothing
 
 
 class VariantSignal(msgspec.Struct, frozen=True, kw_only=True):
-    """How many pods of one variant of a role are wanted, and what one of them does."""
+    """Desired replicas of one variant of a role, and the capacity of one pod."""
 
-    name: str  # "": the pods of a role without variants, or those that are of none
+    name: str  # "" without variants, or for pods outside all variants
     wanted: int
     told: int
     ready: int
     present: int
-    pod_hour_price: float | None  # None: the policy has none
+    pod_hour_price: float | None  # None without a price in the policy
     prefill_tokens_per_second: float | None
-    decode_tokens_per_second: float | None  # at the promised inter-token time
+    decode_tokens_per_second: float | None  # at the inter-token target
     source: Source
-    streams: float | None = None  # that a pod runs within the promise
-    request_seconds: float = 0.0  # that it takes for the average prompt
+    streams: float | None = None  # of one pod within the SLO
+    request_seconds: float = 0.0  # prefill time of the average prompt
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the pods that are there, in the policy's currency; None: a price is missing, or nothing is served."""
+    """Costs of the present pods, in the policy's currency; None if a price is missing or nothing is served."""
 
     per_hour: float | None = None
-    per_million_tokens: float | None = None  # of prompts, cached too, and answers, as served in the last minutes
+    per_million_tokens: float | None = None  # prompts (including cached) and answers, as served in the last minutes
     per_million_output_tokens: float | None = None
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """How many pods of one role a pool wants, and why."""
+    """Desired replicas of one role of a pool, and the reason."""
 
     role: str
     wanted: int
-    told: int  # to scalers: `wanted`, or in shadow the present number
-    ready: int  # pods that serve
-    present: int  # these, and those that start
+    told: int  # reported replicas: `wanted`, or in shadow mode `present`
+    ready: int  # serving pods
+    present: int  # serving and starting pods
     state: State = State.OK
     reason: str = ""  # in words
     shadow: bool = False
-    saturation: float | None = None  # work in busy pods, for each ready one; None: not known
-    prefill_busy: float | None = None  # pods that the prompts keep busy now
-    decode_busy: float | None = None  # the same of decoding
-    queued_tokens: float = 0.0  # of prompts that wait in pickers and pods
-    input_tokens_per_second: float = 0.0  # not cached: computed, or waiting, or refused
+    saturation: float | None = None  # busy pods per ready pod; None if unknown
+    prefill_busy: float | None = None  # pods kept busy by prompts now
+    decode_busy: float | None = None  # pods kept busy by decoding now
+    queued_tokens: float = 0.0  # of prompts queued in pickers and pods
+    input_tokens_per_second: float = 0.0  # uncached: computed, queued or refused
     cached_tokens_per_second: float = 0.0
     output_tokens_per_second: float = 0.0
     variants: tuple[VariantSignal, ...] = ()
     costs: Costs = Costs()
-    time_of_day: DayState = DayState.LEARNING  # whether the days before say what is ahead
 
     @property
     def prefill_lean(self) -> float | None:
-        """What share of the work is prompts; None: one of both kinds is not known."""
+        """The share of prefill in the work, or None if prefill or decoding is unknown."""
         if self.prefill_busy is None or self.decode_busy is None or not self.prefill_busy + self.decode_busy:
             return None
         return self.prefill_busy / (self.prefill_busy + self.decode_busy)

@@ -1,8 +1,8 @@
-"""A role whose pods are of several variants: what each does, and how many of each are wanted. Pure.
+"""A role with pods of several variants: the capacity of each, and its desired replicas. Pure.
 
-Work is counted in busy pods of one variant, the reference. A pod of another one does so many times what one of those
-does, for prompts and for decoding; a need is known for each variant as if all pods were of it, and `choice` says which
-set is the cheapest. Each variant's number is held by itself; and none goes before those that take its place serve.
+Work is counted in busy pods of one variant, the reference. The pace of another variant is its capacity over the
+reference's, for prompts and for decoding. A need is computed for each variant as if it served alone, and `choice` finds
+the cheapest set. Each variant has its own `Holding`. No pod is removed before its replacements serve.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,51 +21,51 @@ from extproc.scaling.need import Need, Outlooks, larger
 from extproc.scaling.seen import PodSeen, Source, VariantSignal
 from extproc.scaling.thresholds import Verdict, Way
 
-UP_MARGIN, DOWN_MARGIN = 0.25, 0.25  # of a pod: more, and fewer, only beyond that, or one would come and go at the edge
+UP_MARGIN, DOWN_MARGIN = 0.25, 0.25  # of a pod: hysteresis, so that no pod comes and goes at the edge
 NEARLY = 1e-9
 
 
 class VariantPods(msgspec.Struct, frozen=True, kw_only=True):
-    """The pods of one variant, and what one of them does."""
+    """The pods of one variant, and the capacity of one of them."""
 
     name: str
     capacity: Capacity
-    declared: ScaleVariant | None  # None: pods that are of no variant
+    declared: ScaleVariant | None  # None for pods outside all variants
     ready: int
-    present: int  # these, and those that start
-    prefill_pace: float  # times what a pod of the reference does; 0: not known
+    present: int  # ready and starting pods
+    prefill_pace: float  # capacity over the reference's; 0 if unknown
     decode_pace: float
 
     @property
     def price(self) -> float:
-        """What a pod costs an hour; 0 of those that nobody decides about."""
+        """Cost of a pod per hour; 0 outside all variants, where the number of pods is given."""
         return 0.0 if self.declared is None else self.declared.pod_hour_price
 
     @property
     def start_seconds(self) -> float | None:
-        """What a new pod of it takes, as declared; None: as the role's."""
+        """Declared start time of a pod, or None to use the role's."""
         return None if self.declared is None else self.declared.start_seconds
 
     @property
     def is_known(self) -> bool:
-        """Whether anything says what a pod of it does."""
+        """Whether the capacity of its pods is known."""
         return self.capacity.source is not Source.UNKNOWN and self.prefill_pace > 0.0
 
 
 class RoleReady(msgspec.Struct, frozen=True, kw_only=True):
-    """What serves, in pods of the reference variant."""
+    """The ready pods, in pods of the reference variant."""
 
     prompts: float
     decoding: float
 
     def saturation(self, prefill_busy: float | None, decode_busy: float | None) -> float | None:
-        """Return the work for each ready pod, the larger of both kinds; None: nothing is known, or no pod is ready."""
+        """Return the busy pods per ready pod, for the more loaded kind of work; None if unknown or without a pod."""
         pairs = ((prefill_busy, self.prompts), (decode_busy, self.decoding))
         return max((busy / pods for busy, pods in pairs if busy is not None and pods), default=None)
 
 
 def declared_of(policy: ScalePolicy, variant: str) -> Declared:
-    """Return what the policy says that a pod of a variant does."""
+    """Return the capacity that the policy declares for a pod of a variant."""
     found = next((each for each in policy.variants if each.name == variant), None)
     if found is None:
         return Declared()
@@ -73,7 +73,7 @@ def declared_of(policy: ScalePolicy, variant: str) -> Declared:
 
 
 def reference_of(policy: ScalePolicy, pods: Sequence[PodSeen], demand: RoleDemand) -> str:
-    """Return the variant that work is counted in: as before, if anything is known of it; or the first that serves."""
+    """Return the reference variant: the last one while its capacity is known, otherwise the first with a ready pod."""
     names = [each.name for each in policy.variants]
     if not names:
         return OTHERS
@@ -88,7 +88,7 @@ def reference_of(policy: ScalePolicy, pods: Sequence[PodSeen], demand: RoleDeman
 def variant_pods(
     policy: ScalePolicy, pods: Sequence[PodSeen], demand: RoleDemand, *, promise: float | None
 ) -> Sequence[VariantPods]:
-    """Return the policy's variants in its order, and last the pods that are of none, if there are any."""
+    """Return the policy's variants in order, then the pods outside all of them, if any."""
     unit = demand.capacities.of(demand.reference, declared=declared_of(policy, demand.reference), promise=promise)
     names = [each.name for each in policy.variants]
     others = [pod for pod in pods if pod.variant not in names]
@@ -113,7 +113,7 @@ def variant_pods(
 
 
 def ready_of(variants: Sequence[VariantPods]) -> RoleReady:
-    """Return what serves."""
+    """Return the ready pods."""
     return RoleReady(
         prompts=sum(each.ready * each.prefill_pace for each in variants),
         decoding=sum(each.ready * each.decode_pace for each in variants),
@@ -123,9 +123,9 @@ def ready_of(variants: Sequence[VariantPods]) -> RoleReady:
 def offers_of(
     variants: Sequence[VariantPods], ahead: Mapping[str, Outlooks], work: Work, held: Mapping[str, int]
 ) -> list[Offer]:
-    """Return the variants as `choice` wants them; `ahead`: the outlooks of each, in pods of the reference.
+    """Return the variants as offers for `choice`; `ahead` has their forecasts, in pods of the reference.
 
-    A variant that cannot keep a promise serves nothing, unless none can.
+    A variant that cannot meet a target takes no load, unless no variant can meet it.
     """
     needs = {each.name: _needs(each, ahead[each.name], work) for each in variants if each.is_known}
     reaching = [
@@ -153,7 +153,7 @@ def offers_of(
                 prompts=pods(each.name, 0),
                 decoding=pods(each.name, 1),
                 least=least,
-                most=most,  # nobody decides about pods of no variant, and nobody knows what those of others do
+                most=most,  # fixed for pods outside all variants, and for variants of unknown capacity
                 held=present if declared is None else held.get(each.name, present),
             )
         )
@@ -163,7 +163,7 @@ def offers_of(
 def need_of(
     variants: Sequence[VariantPods], ahead: Mapping[str, Outlooks], work: Work, *, reference: str
 ) -> tuple[Need | None, str]:
-    """Return what the load needs and the variant whose pods that is counted in: the first that keeps the promises."""
+    """Return the need and the variant that it is counted in: the first one that meets the targets."""
     found: Need | None = None
     name = reference
     for each in sorted(variants, key=lambda each: each.name != reference):
@@ -196,12 +196,12 @@ def _needs(each: VariantPods, outlooks: Outlooks, work: Work) -> tuple[Need | No
 
 @dataclass(slots=True, eq=False)
 class VariantSet:
-    """How many pods of each variant are wanted."""
+    """The desired replicas of each variant."""
 
     _holdings: dict[str, Holding] = field(default_factory=dict)
 
     def bound(self, policy: ScalePolicy, variants: Sequence[VariantPods]) -> dict[str, int]:
-        """Take the policy's variants and bounds, and return the numbers within them."""
+        """Apply the policy's variants and bounds, and return the bounded replicas."""
         named = [each for each in variants if each.declared is not None]
         self._holdings = {each.name: self._holdings.get(each.name) or Holding() for each in named}
         held = {}
@@ -213,7 +213,7 @@ class VariantSet:
             holding.bound(declared.min_replicas, declared.max_replicas)
             held[each.name] = holding.wanted
         most, others = policy.max_replicas, sum(each.present for each in variants if each.declared is None)
-        for each in sorted(named, key=lambda each: (each.prefill_pace / each.price, each.name)):  # the dearest first
+        for each in sorted(named, key=lambda each: (each.prefill_pace / each.price, each.name)):  # highest price
             over = 0 if most is None else sum(held.values()) + others - most
             if over > 0:
                 held[each.name] -= min(over, held[each.name])
@@ -229,7 +229,7 @@ class VariantSet:
         *,
         now: float,
     ) -> tuple[dict[str, int], str]:
-        """Return the numbers that are wanted, and why these, in words."""
+        """Return the desired replicas, and the reason in words."""
         held = {offer.name: offer.held for offer in offers}
         ready = {each.name: each.ready for each in variants}
         present = {each.name: each.present for each in variants}
@@ -240,7 +240,8 @@ class VariantSet:
         if waits:
             wished = {name: max(wished[name], held[name]) for name in wished}
         wished = _within(wished, held, offers, most=policy.max_replicas)
-        words = [_said(choice.counts, offers)]
+        pods = ", ".join(f"{count} {name or 'others'}" for name, count in choice.counts.items() if count)
+        words = [f"cheapest: {pods or 'none'} at {price_of(offers, choice.counts):.4g} an hour"]
         words += [f"{each.name}: nothing is known of what a pod does" for each in variants if not each.is_known]
         words += [] if choice.suffices else ["limited: the bounds leave no set of pods that suffices"]
         words += [] if choice.is_proven else ["there may be a cheaper set: too many were to be looked at"]
@@ -267,13 +268,13 @@ class VariantSet:
             useful = {offer.name: offer.least if offer.is_useless else held[offer.name] for offer in offers}
             counts = dict(choice.counts) if saves else useful
             if not choice.suffices:
-                choice = msgspec.structs.replace(choice, suffices=True)  # what is there does
+                choice = msgspec.structs.replace(choice, suffices=True)  # the present set suffices
         if told.way is Way.HOLD:
             counts = {name: max(count, held[name]) for name, count in counts.items()}
         return choice, counts
 
     def hold(self, variants: Sequence[VariantPods], least: int) -> dict[str, int]:
-        """Return the numbers while nothing can be recommended: as before, `least` in all, the cheapest more."""
+        """Return the replicas without a recommendation: unchanged, or the cheapest added up to `least` in total."""
         numbers = {name: holding.hold(0, present=0) for name, holding in self._holdings.items()}
         others = sum(each.present for each in variants if each.declared is None)
         named = [each for each in variants if each.declared is not None]
@@ -286,16 +287,10 @@ class VariantSet:
         return numbers
 
 
-def _said(counts: Mapping[str, int], offers: Sequence[Offer]) -> str:
-    """Return a set in words."""
-    pods = ", ".join(f"{count} {name or 'others'}" for name, count in counts.items() if count)
-    return f"cheapest: {pods or 'none'} at {price_of(offers, counts):.4g} an hour"
-
-
 def _within(
     wished: Mapping[str, int], held: Mapping[str, int], offers: Sequence[Offer], *, most: int | None
 ) -> dict[str, int]:
-    """Return the wishes with so few more pods that all that are held and these are not more than there may be."""
+    """Cut the increases so that the held pods plus the increases stay within `most`."""
     counts = dict(wished)
     if most is None:
         return counts
@@ -308,9 +303,13 @@ def _within(
 
 
 def variant_signals(
-    policy: ScalePolicy, variants: Sequence[VariantPods], numbers: Mapping[str, int], *, shadow: bool
+    variants: Sequence[VariantPods], numbers: Mapping[str, int], *, shadow: bool, price: float | None
 ) -> tuple[VariantSignal, ...]:
-    """Return what each variant's scaler is told. Beside variants, pods that are of none stay as many as they are."""
+    """Return the signal of each variant. The number of pods outside all variants stays as it is.
+
+    `price` is that of a pod of a role without variants.
+    """
+    whole = price if len(variants) == 1 else None
     return tuple(
         VariantSignal(
             name=each.name,
@@ -318,7 +317,7 @@ def variant_signals(
             told=each.present if shadow else numbers.get(each.name, each.present),
             ready=each.ready,
             present=each.present,
-            pod_hour_price=policy.pod_hour_price if each.declared is None else each.price,
+            pod_hour_price=whole if each.declared is None else each.price,
             prefill_tokens_per_second=each.capacity.prefill,
             decode_tokens_per_second=each.capacity.decode,
             source=each.capacity.source,

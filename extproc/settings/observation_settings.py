@@ -1,67 +1,102 @@
-"""What a picker records of its requests: access log, audit chain, traces. All off by default."""
+"""A picker's records of its requests: access log, audit chain, traces. All off by default."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from extproc.errors import ConfigError
-from kvmesh.settings import setting
+from kvmesh.settings import setting, text_setting
 
 MEGABYTE = 1_000_000
+STDOUT, STREAM = "stdout", "redis:"
+FLAG = "--access-log"
 
 
-def _bytes(megabytes: float) -> int:
-    return int(megabytes * MEGABYTE)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessLogTargets:
+    """Destinations of the access log's lines; at most one of each kind."""
+
+    stdout: bool = False
+    file: Path | None = None
+    max_bytes: int = 100 * MEGABYTE  # of the file, which is then rotated
+    files: int = 10  # that are kept, the current one among them
+    stream: str | None = None  # the name of a Redis Stream
+    stream_length: int = 100_000  # records that the stream keeps, about
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no record is written."""
+        return not self.stdout and self.file is None and self.stream is None
 
 
-def _megabytes(count: int) -> int:
-    return count // MEGABYTE
+def read_access_log(text: str) -> AccessLogTargets:
+    """Read `stdout,PATH?max_mb=100&files=10,redis:NAME?length=100000`. Raise ConfigError."""
+    values: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        target, _, query = part.partition("?")
+        found: dict[str, Any]
+        if target == STDOUT:
+            found = {"stdout": True, **_parameters(part, query, {})}
+        elif target.startswith(STREAM):
+            name = target.removeprefix(STREAM)
+            found = {"stream": name, **_parameters(part, query, {"length": ("stream_length", 1000, 1)})}
+        else:
+            known = {"max_mb": ("max_bytes", 1, MEGABYTE), "files": ("files", 1, 1)}
+            found = {"file": Path(target), **_parameters(part, query, known)}
+        if not target.removeprefix(STREAM):
+            raise ConfigError(f"{FLAG}: {part!r} has no name")
+        if not values.keys().isdisjoint(found):
+            raise ConfigError(f"{FLAG} {text}: there may be one file and one stream")
+        values |= found
+    return AccessLogTargets(**values)
+
+
+def _parameters(part: str, query: str, known: Mapping[str, tuple[str, int, int]]) -> dict[str, int]:
+    """Read `name=number&…`; `known` has the field, the least number and its unit by name."""
+    found = {}
+    for pair in filter(None, query.split("&")):
+        name, _, number = pair.partition("=")
+        if name not in known:
+            takes = f"takes {' and '.join(known)} only" if known else "takes none"
+            raise ConfigError(f"{FLAG}: {part!r}: behind '?' it {takes}")
+        field, least, unit = known[name]
+        if not (number.isascii() and number.isdecimal()) or int(number) < least:
+            raise ConfigError(f"{FLAG}: {part!r}: {name} must be a whole number of at least {least}")
+        found[field] = int(number) * unit
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservationSettings:
-    """Where lines and spans go, and how many of them."""
+    """Destinations and volume of access log lines and spans."""
 
     trace_share: float = setting(
         0.01,
-        "Share of the requests that are traced, with --otlp-endpoint, where no `traceparent` of the client's "
-        "decides. A traced one costs as much CPU as a pick.",
+        "Share of requests to trace (--otlp-endpoint) if the client sent no `traceparent`. A trace costs as "
+        "much CPU as a pick.",
         least=0,
         most=1,
     )
-    access_log: bool = setting(
-        False, "Write one JSON line for each request and its outcome to standard output (docs/guides/audit.md)."
+    access_log: AccessLogTargets = text_setting(
+        AccessLogTargets(),
+        "Write one JSON line for each request and its outcome (docs/guides/audit.md): stdout, a file with its "
+        "rotation, redis:NAME for a Redis Stream of --redis, or several of them, separated by commas.",
+        read=read_access_log,
+        metavar="stdout|PATH[?max_mb=100&files=10]|redis:NAME[?length=100000]",
     )
-    access_log_file: Path | None = setting(None, "Write these lines to a file instead; rotated by size.")
-    access_log_stream: str | None = setting(
-        None, "Write these lines to a Redis Stream of this name, too (--redis).", metavar="NAME"
-    )
-    access_log_max_bytes: int = setting(
-        100 * MEGABYTE,
-        "Megabytes after which the file is rotated.",
-        "access_log_max_mb",
-        given=float,
-        read=_bytes,
-        write=_megabytes,
-        least=1,
-    )
-    access_log_files: int = setting(10, "Files that are kept, the current one among them.", least=1)
-    access_log_stream_length: int = setting(100000, "Records that the stream keeps, about.", least=1000)
-    audit: bool = setting(False, "Chain each record to the one before, so that `kvmesh audit verify` finds any change.")
+    audit: bool = setting(False, "Chain each record to the one before; `kvmesh audit verify` finds any change.")
     audit_key_file: Path | None = setting(
         None,
-        "Key (at least 16 bytes) of the hashes of tenants and of the chain: lines `id:key`, the last one is "
-        "used. Default: a random key, for this process only.",
+        "File with keys for the hashes of tenants and the chain: lines `id:key`, at least 16 bytes; the last "
+        "one is used. Default: a random key for this process.",
     )
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where nothing would be written although it is asked for."""
         if self.audit and not self.writes:
-            raise ConfigError(
-                "--audit chains the lines of an access log, and there is none: "
-                "give --access-log-file, --access-log-stream or --access-log, too"
-            )
+            raise ConfigError(f"--audit chains the lines of an access log, and there is none: give {FLAG}, too")
 
     @property
     def writes(self) -> bool:
         """Whether any record is written."""
-        return self.access_log or self.access_log_file is not None or self.access_log_stream is not None
+        return not self.access_log.is_empty

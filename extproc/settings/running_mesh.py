@@ -1,6 +1,6 @@
-"""Where `kvmesh up` leaves word of the mesh that it runs on this machine, for the other commands to find.
+"""Finds the meshes that `kvmesh up` runs on this machine, for the other commands.
 
-Each run has a folder of its own below the folder for temporary files; what is in it goes with the run.
+Each run has its own folder below the folder for temporary files, and removes it at the end.
 """
 
 import os
@@ -17,7 +17,7 @@ READY_NAME = "ready.json"
 
 
 def running_meshes() -> list[Mapping[str, Any]]:
-    """Return what each mesh of this user says of itself, as in its ready file, the newest first."""
+    """Return the ready file's content of each mesh of this user, newest first."""
     found = []
     for folder in Path(tempfile.gettempdir()).glob(f"{RUN_PREFIX}*"):
         try:
@@ -25,7 +25,7 @@ def running_meshes() -> list[Mapping[str, Any]]:
                 continue
             began = (folder / READY_NAME).stat().st_mtime
             facts = msgspec.json.decode((folder / READY_NAME).read_bytes())
-        except (OSError, ValueError, RecursionError):  # it ends just now, or is none
+        except (OSError, ValueError, RecursionError):  # the run is ending, or the folder is not one of a run
             continue
         if isinstance(facts, dict) and isinstance(facts.get("admin"), str):
             found.append((began, facts))
@@ -33,6 +33,6 @@ def running_meshes() -> list[Mapping[str, Any]]:
 
 
 def _is_own_folder(path: Path) -> bool:
-    """Tell whether only this user can have put something there: another's file may be a pipe that nobody writes to."""
+    """Tell whether the folder belongs to this user: reading another user's file, for example a pipe, might block."""
     status = path.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()

@@ -1,4 +1,4 @@
-"""YAML that settings are written in. The parser is loaded once there is a text: flags alone need none."""
+"""Reads settings written in YAML. The parser is imported on first use: flags alone do not need it."""
 
 import re
 from typing import TYPE_CHECKING
@@ -8,11 +8,11 @@ from extproc.errors import ConfigError
 if TYPE_CHECKING:
     from yaml import YAMLError
 
-QUOTED = re.compile(r"'[^']{2,}'")  # of the text, in PyYAML's messages; a single character stays
+QUOTED = re.compile(r"'[^']{2,}'")  # a quote of the text in PyYAML's messages; a single character may stay
 
 
 def read_yaml(text: str, *, where: str) -> object:
-    """Return what the text says. Raise ConfigError that names `where` it is from, and the place of the mistake."""
+    """Parse the text. Raise ConfigError with its origin `where` and the position of the mistake."""
     import yaml  # noqa: PLC0415
 
     try:
@@ -22,10 +22,10 @@ def read_yaml(text: str, *, where: str) -> object:
 
 
 def _mistake(error: "YAMLError") -> str:
-    """Return the place and the kind of a mistake: `line 1, column 9: found character '@' that …`.
+    """Return the position and the kind of a mistake: `line 1, column 9: found character '@' that …`.
 
-    Without the text, which may hold a password: PyYAML's own message shows the line, and names the alias or tag that a
-    password with * or ! in front is to it.
+    The text is left out, as it may contain a password. PyYAML's own message shows the line, and takes a password with a
+    leading * or ! for an alias or a tag, which it names.
     """
     mark = getattr(error, "problem_mark", None)
     problem = QUOTED.sub("'…'", getattr(error, "problem", None) or type(error).__name__)

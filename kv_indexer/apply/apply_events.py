@@ -1,7 +1,7 @@
-"""One stream's frames -> ordered events -> atomic index changes. The page to read first.
+"""One stream's frames -> ordered events -> atomic index changes. Read this module first.
 
-`follow_stream` and `catch_up` feed it live and replayed frames alike. It decides nothing about sockets and knows Redis
-only as `ports.IndexWriter`.
+`follow_stream` and `catch_up` feed it live and replayed frames alike. It makes no decision about sockets and knows
+Redis only as `ports.IndexWriter`.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from kv_indexer.apply.batches import (
     BLOCKS_A_CHANGE,
     TURN_BLOCKS,
     Batch,
+    FailedBatches,
     doubt_of,
     frame_groups,
     is_long,
@@ -26,11 +27,9 @@ from kv_indexer.apply.batches import (
     unreadable_batch,
 )
 from kv_indexer.apply.change_plan import Plan, plan_adoption, plan_change
-from kv_indexer.apply.failed_batches import FailedBatches
 from kv_indexer.apply.hit_reports import GROUP_SHIFT, first_block, first_blocks_to_look_up
 from kv_indexer.apply.look_ups import hashes_to_look_up
-from kv_indexer.apply.orphan_parents import ParentSearch
-from kv_indexer.apply.orphans import OrphanTable
+from kv_indexer.apply.orphans import OrphanTable, ParentSearch
 from kv_indexer.apply.pod_shares import PodShares
 from kv_indexer.apply.store_rules import SIZE_CHANGED, first_size_change
 from kv_indexer.apply.stream_context import StreamContext
@@ -51,14 +50,14 @@ from kvmesh.errors import (
 
 log = logging.getLogger(__name__)
 
-OUT_OF_STEP_LIMIT = 5  # another writer that overtakes us this often in a row is not coming to rest
+OUT_OF_STEP_LIMIT = 5  # give up if other writers overtake us this often in a row
 RECENT_LIMIT = 1024  # batches whose checksum is remembered
-WITNESS_LIMIT = 64  # of our own blocks, to compare with another stream's
-PARENTS_LIMIT = 64  # asked for at a time
+WITNESS_LIMIT = 64  # of our own blocks, compared with another stream's
+PARENTS_LIMIT = 64  # per search
 OLD_NUMBER = "an old number with a later time"
 OTHER_CONTENT = "an old number with other content"
 OTHER_SIZE = "another block size"
-BATCH_SKIPPED = "batch-skipped"  # why a source is degraded whose batch could not be applied twice
+BATCH_SKIPPED = "batch-skipped"  # why a source is degraded after a batch that failed twice was skipped
 SHOWN_LIMIT = 300  # characters of an error that the log repeats
 
 
@@ -74,23 +73,23 @@ def root_keys(*, hash_seed: str, model: str) -> RootKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """Frames that cannot be applied as they come."""
+    """The frames at which `apply` stopped: a gap or a restart comes first."""
 
     action: BatchAction  # GAP or RESTART
     frames: Sequence[Frame]  # from the offending one on
-    sign: str = ""  # what showed a restart
+    sign: str = ""  # the evidence of a restart
 
 
 class _SizeChangedError(Exception):
-    """A long batch turns out to be another process's."""
+    """A long batch turned out to come from another process."""
 
 
 class EventApplier:
     """Applies one stream's batches exactly once and in order.
 
-    All that must survive a crash is in Redis, but for two things. Orphans cost hits alone. That the
-    publisher reports hits again (`apply.change_plan`) is learned again from a report of several blocks; a single first
-    block that is reported before that counts twice, so that it may be claimed although it is gone, until a reset.
+    Everything that must survive a crash is in Redis, with two exceptions. Lost orphans only cost hits. Whether the
+    publisher reports hits as stores (`apply.hit_reports`) is learned again from a report of several blocks; a single
+    first block reported before that is counted twice, so that it may stay claimed after its removal, until a reset.
     """
 
     def __init__(
@@ -103,9 +102,9 @@ class EventApplier:
         namespace: str = "",
         shares: PodShares | None = None,
     ) -> None:
-        """Take the pool's `namespace` (see `StreamPosition`) if the stream belongs to one; `shares` are the process's.
+        """`namespace` is the pool's, if the stream belongs to one (see `StreamPosition`); `shares` are the process's.
 
-        `close` gives back what the stream has of them.
+        `close` gives the stream's part of the shares back.
         """
         self._claim = claim
         self._namespace = namespace
@@ -117,26 +116,26 @@ class EventApplier:
         self._share = self._shares.join(self._stream.endpoint)
         self._orphans = OrphanTable(pod=self._stream.endpoint, shares=self._shares.orphans)
         self._context = StreamContext(orphans=self._orphans)
-        self._recent: dict[int, int] = {}  # number -> checksum of what we applied under it
+        self._recent: dict[int, int] = {}  # sequence number -> checksum of the applied payload
         self._failed = FailedBatches()
         self._parents = ParentSearch(stream=self._stream, writer=writer)
         self.position = StreamPosition(epoch=0)
 
     @property
     def orphans(self) -> int:
-        """How many stores wait for their parents."""
+        """The number of stores that wait for their parents."""
         return len(self._orphans)
 
     def close(self) -> None:
-        """Give back what the stream takes of its pod's share."""
+        """Give back the stream's part of its pod's share."""
         self._orphans.clear()
         self._shares.leave(self._stream.endpoint)
 
     async def resume(self) -> None:
-        """Take up the stream where the index has it. Raise StreamForgottenError, IndexUnavailableError.
+        """Resume at the position in the index. Raise StreamForgottenError, IndexUnavailableError.
 
-        What it holds under the keys of another pool or model is voided: no lookup would find it, and what is stored
-        next would be chained to it.
+        Void the entries under the keys of another pool or model: no lookup would find them, and later stores would be
+        chained to them.
         """
         await self._find_place()
         if self._lacks_groups():
@@ -152,16 +151,16 @@ class EventApplier:
         self.position = replace(self.position, namespace=self._namespace)
 
     def _lacks_groups(self) -> bool:
-        """Tell whether an indexer that leaves out all groups but full attention has followed the stream."""
+        """Tell whether the stream was last followed by an indexer that left out all groups but full attention."""
         known = {tier.partition("/")[2] for tier in self.position.block_sizes}
         groups = [group for group in self.position.groups.values() if group.kind not in DENSE_KINDS and has_rule(group)]
         return any(describe(group) not in known for group in groups)
 
     async def is_in_step(self) -> bool:
-        """Tell whether the index had the stream where we left it; we go on from where it has it.
+        """Tell whether the position in the index is still ours; if not, continue from the one in the index.
 
-        It moves under us when someone clears it by hand, or when Redis fails over to a replica that lags.
-        Raise StreamForgottenError if it is gone.
+        The position changes without us if someone clears the stream by hand, or if Redis fails over to a lagging
+        replica. Raise StreamForgottenError if the stream is gone.
         """
         before = self.position
         self._adopt(await self._writer.read_position(self._stream))
@@ -172,7 +171,7 @@ class EventApplier:
         return False
 
     async def begin_epoch(self, *, last_seq: int = -1, degraded: str = "") -> None:
-        """Void all that the stream claims; `degraded` says what the new epoch will lack."""
+        """Void all claims of the stream; `degraded` names the gap of the new epoch."""
         self._adopt(
             await self._writer.begin_epoch(
                 self._claim, expected_epoch=self.position.epoch, last_seq=last_seq, degraded=degraded
@@ -181,15 +180,15 @@ class EventApplier:
         self._forget()
 
     def accept_block_sizes(self) -> None:
-        """Take a change of block size for what this publisher does, no longer for a sign of a restart."""
+        """Treat a change of block size as normal for this publisher, no longer as a sign of a restart."""
         self._context.mixes_sizes = True
 
     async def apply(self, frames: Sequence[Frame]) -> Halt | None:
-        """Apply what follows, drop what is known, and stop at the first gap or restart.
+        """Apply the frames that follow the position, drop known ones, and stop at the first gap or restart.
 
-        A batch that cannot be applied raises what happened. When that was no outage of the index and it happens again,
-        the batch is skipped, and what the stream claims is voided: nobody knows what the batch would have removed.
-        Raise IndexUnavailableError, LeaseLostError, or StreamForgottenError if the index has lost the stream.
+        If a batch cannot be applied, its error is raised. If the index was not at fault and the batch fails again, it
+        is skipped and all claims of the stream are voided: its removals are unknown. Raise IndexUnavailableError,
+        LeaseLostError, or StreamForgottenError if the index has lost the stream.
         """
         if len(frames) == 1:
             return await self._apply(frames)
@@ -202,9 +201,9 @@ class EventApplier:
         return None
 
     async def adopt_orphans(self) -> bool:
-        """Ask other streams for the parents that ours never reported; tell whether any was found.
+        """Look in other streams for parents that ours never reported; tell whether any was found.
 
-        Where another stream is asking for its own, nothing is done: events wait for this one.
+        Do nothing while another stream is searching: a waiting search would delay this stream's events.
         """
         orphans, witnesses, search = self._orphans, self._witnesses(), self._shares.search
         if not len(orphans) or not witnesses or self.position.last_crc is None or search.locked():
@@ -215,23 +214,21 @@ class EventApplier:
         if not plan.operations:
             return False
         if not await self._write_rest(plan, (), self._context.groups):
-            orphans.clear()  # out of step; the next look at the position shows it
+            orphans.clear()  # out of step; the next check of the position shows it
             return False
         return True
 
     def _witnesses(self) -> dict[int, bytes]:
-        """Return blocks whose keys we have computed from their own tokens: the newest first blocks."""
+        """Return the newest first blocks: we have computed their keys from their own tokens."""
         keys, newest = self._context.keys, reversed(self._context.first_blocks)
-        firsts = (each for each in newest if not each >> GROUP_SHIFT)  # group 0 alone is asked for elsewhere
+        firsts = (each for each in newest if not each >> GROUP_SHIFT)  # other streams are searched in group 0 alone
         return dict(islice(((each, keys[each]) for each in firsts if each in keys), WITNESS_LIMIT))
 
     async def _find_place(self) -> None:
-        """Go on from where the index has the stream."""
         self._adopt(await self._writer.read_position(self._stream))
         await self._settle()
 
     async def _settle(self) -> None:
-        """Start anew from the position; what the rest of a batch means that is applied in part, nobody knows."""
         self._forget()
         if self.position.part:
             log.warning("%s: a long batch was applied in part; beginning anew", self._stream.name)
@@ -243,7 +240,6 @@ class EventApplier:
         self.position = position
 
     def _forget(self) -> None:
-        """Start with a new context, from the index's position."""
         position = self.position
         self._orphans.clear()
         self._context = StreamContext(
@@ -256,13 +252,13 @@ class EventApplier:
         self._parents.forget()
 
     async def _apply(self, frames: Sequence[Frame]) -> Halt | None:
-        if is_long(frames[0]) or self._share.streams == 1:  # takes its turns by itself; or there is nobody to wait for
+        if is_long(frames[0]) or self._share.streams == 1:  # long: takes turns itself; single: no one waits
             return await self._apply_batches([self._open(frame) for frame in frames])
         async with self._share.turn:
             return await self._apply_batches([self._open(frame) for frame in frames])
 
     async def _apply_batches(self, batches: Sequence[Batch]) -> Halt | None:
-        if self.position.part:  # a size that changed within a long batch has left it so
+        if self.position.part:  # a change of block size within a long batch ended it early
             await self._settle()
         for _ in range(OUT_OF_STEP_LIMIT):
             fresh, halt = self._judge(batches)
@@ -281,7 +277,7 @@ class EventApplier:
             return open_batch(frame)
         except DecodeError as error:
             log.warning("batch %d of %s cannot be read: %s", frame.seq, self._stream.name, error)
-        except Exception:  # a defect would meet the same batch in each replay
+        except Exception:  # without this, a defect would fail the same batch at each replay
             log.exception("batch %d of %s cannot be read", frame.seq, self._stream.name)
         self._telemetry.undecodable(self._stream, reasons={DecodeError.reason: 1})
         return unreadable_batch(frame)
@@ -316,13 +312,13 @@ class EventApplier:
         return Halt(action=BatchAction.RESTART, frames=frames, sign=OTHER_SIZE)
 
     async def _write_all(self, fresh: Sequence[Batch]) -> bool:
-        """Apply these batches in as many changes as keep each short; False if the index is elsewhere."""
+        """Apply these batches in several short changes; return False if the position in the index is another."""
         for portion in portions(fresh, alone=self._failed.numbers):
             try:
                 is_applied = await self._write(portion)
             except (LeaseLostError, StreamForgottenError, _SizeChangedError):
                 raise
-            except Exception as error:  # whatever it was, it will be so again when the batch is replayed
+            except Exception as error:  # the same error will come again when the batch is replayed
                 await self._note_failure(portion, error)
                 continue
             if not is_applied:
@@ -331,7 +327,7 @@ class EventApplier:
         return True
 
     async def _write(self, batches: Sequence[Batch]) -> bool:
-        """Apply these batches; False if the index is elsewhere."""
+        """Apply these batches; return False if the position in the index is another."""
         groups, plan = self._context.groups, Plan()
         if batches[0].rest is not None:
             return await self._write_long(batches[0], plan)
@@ -346,15 +342,15 @@ class EventApplier:
                 raise _SizeChangedError
             async with self._share.turn:
                 await self._plan(events, plan)
-                # all of it: what the next turn looks up must be in the index
+                # write everything: the next turn's look-ups must find it in the index
                 if not await self._write_parts(plan, within=0):
                     return False
-            await asyncio.sleep(0)  # also where nothing was to be written
+            await asyncio.sleep(0)  # even if there was nothing to write
         async with self._share.turn:
             return await self._write_rest(plan, (batch,), groups)
 
     async def _write_parts(self, plan: Plan, *, within: int) -> bool:
-        """Apply the plan until what is left is `within` so many blocks; False if the index is elsewhere."""
+        """Apply the plan until at most `within` blocks are left; False if the position in the index is another."""
         while plan.cost > within:
             operations = plan.cut(TURN_BLOCKS)
             at = self.position
@@ -381,7 +377,7 @@ class EventApplier:
         plan_change(events, context=context, roots=self._roots, plan=plan)
 
     async def _look_up(self, unknown: set[tuple[int, int]], first_blocks: set[tuple[int, int]]) -> None:
-        """Learn what the index holds of these (engine hash, group): group by group, as sizes of blocks may differ."""
+        """Look up these (engine hash, group) in the index, group by group, because block sizes may differ."""
         context = self._context
         by_group: dict[int, set[tuple[int, int]]] = {}
         for name in unknown | first_blocks:
@@ -395,7 +391,7 @@ class EventApplier:
                     context.first_blocks[first_block(engine_hash, number)] = 1
 
     async def _write_rest(self, plan: Plan, fresh: Sequence[Batch], groups: Mapping[int, CacheGroup]) -> bool:
-        """Apply the plan of these batches (none: what became known since); False if the index is elsewhere."""
+        """Without batches, the plan is of adopted orphans. Return False if the position in the index is another."""
         if plan.cost > BLOCKS_A_CHANGE and not await self._write_parts(plan, within=BLOCKS_A_CHANGE):
             return False
         at, context, last = self.position, self._context, fresh[-1] if fresh else None
@@ -440,7 +436,7 @@ class EventApplier:
             part=change.part,
             last_ts=change.last_ts,
             last_crc=change.last_crc,
-            # from a reset on we know all there is
+            # from a reset on we know everything
             degraded=("" if cleared else position.degraded) or change.degraded,
             block_sizes=dict(self._context.block_sizes),
             groups=self._context.groups,
@@ -448,7 +444,6 @@ class EventApplier:
         return True
 
     async def _note_failure(self, portion: Sequence[Batch], error: Exception) -> None:
-        """Raise the error, or skip the batch if it is what cannot be applied."""
         if isinstance(error, IndexUnavailableError) and not await self._is_index_well(error):
             raise error
         if not self._failed.is_poison(portion):
@@ -466,7 +461,7 @@ class EventApplier:
             raise error
 
     async def _is_index_well(self, error: IndexUnavailableError) -> bool:
-        """Tell whether the index serves others than the change that has just failed."""
+        """Tell whether the index still works, except for the change that has just failed."""
         if isinstance(error, IndexRefusesError):
             return False
         try:
@@ -475,13 +470,13 @@ class EventApplier:
             return False
 
     async def _read_doubt(self) -> None:
-        """Read how the index has marked what it left out: it alone knows what a clear has repaired."""
+        """Read the `degraded` mark after the index left operations out: only it knows if a clear has reset the mark."""
         now = await self._writer.read_position(self._stream)
         if now is not None and now.epoch == self.position.epoch:
             self.position = replace(self.position, degraded=now.degraded)
 
     def _count(self, fresh: Sequence[Batch], plan: Plan) -> None:
-        # once a batch: a Counter that stays empty costs as much as the rest
+        # once per batch: a Counter that stays empty costs as much as the rest
         events = fresh[0].kinds if len(fresh) == 1 else {}
         undecodable = plan.not_understood
         for batch in fresh:

@@ -1,7 +1,7 @@
-"""Batches, opened, and cut where they are too much for one turn: frames, portions of batches, events. Pure.
+"""Opens batches and cuts large input into turns: frames, portions of batches, pieces of events. Pure.
 
-A pod decides how much it says at once, so nothing may be in proportion to it: neither how long the event loop is held,
-nor how long Redis is, nor the memory that decoded events take.
+A pod decides how much it reports at once. So three things must not grow with it: the time that the event loop is
+blocked, the time that Redis is blocked, and the memory for decoded events.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,13 +19,13 @@ from kvmesh.blocks.block_keys import TOKEN_BYTES
 from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, MoreStored, is_dense
 from kvmesh.errors import DecodeError
 
-BLOCKS_A_CHANGE = 2000  # named by one change; Redis serves no other client meanwhile
+BLOCKS_A_CHANGE = 2000  # in one change; Redis serves no other client meanwhile
 FRAME_BYTES = 256 << 10  # decoded in one go
-LONG_BATCH_BYTES = 128 << 10  # a step of 8,192 tokens has 40 kB
-TURN_BYTES, TURN_BLOCKS = 32 << 10, 1000  # of a long batch; others are served in between
+LONG_BATCH_BYTES = 128 << 10  # a step of 8,192 tokens takes 40 kB
+TURN_BYTES, TURN_BLOCKS = 32 << 10, 1000  # of a long batch; other streams are served in between
 
 
-# reasons of skipped events that may have been removals: without those the index would claim too much
+# Skip reasons of events that may have been removals: without these the index would claim too much.
 MAY_BE_REMOVALS: frozenset[Fault] = frozenset(
     {
         "bad-block-hash",
@@ -37,7 +37,7 @@ MAY_BE_REMOVALS: frozenset[Fault] = frozenset(
         "undecodable-event",
     }
 )
-LOST_EVENT = "undecodable-event"  # why a source is degraded then
+LOST_EVENT = "undecodable-event"  # the reason why the source is then degraded
 CLEARED = AllBlocksCleared.__name__
 
 
@@ -47,11 +47,11 @@ class Batch(msgspec.Struct, kw_only=True):
     frame: Frame
     crc: int  # of its payload
     ts: float  # the publisher's unix seconds
-    events: Sequence[Event] = ()  # none of a long batch
-    rest: OpenBatch | None = None  # of a long batch: what is read in turns
+    events: Sequence[Event] = ()  # empty for a long batch
+    rest: OpenBatch | None = None  # of a long batch: the part that is read in turns
     is_readable: bool = True
     kinds: dict[str, int] = {}  # type -> events read
-    count: int = 0  # of these
+    count: int = 0  # of events read
     skipped: Mapping[str, int] = {}  # reason -> events that cannot be read
 
     @property
@@ -60,7 +60,7 @@ class Batch(msgspec.Struct, kw_only=True):
         return sum(map(_cost, self.events))
 
     def note(self, events: Sequence[Event]) -> None:
-        """Take note of events that were read."""
+        """Count events that were read."""
         kinds = self.kinds
         for event in events:
             kind = type(event).__name__
@@ -68,7 +68,7 @@ class Batch(msgspec.Struct, kw_only=True):
         self.count += len(events)
 
     def turns(self) -> Iterator[Sequence[Event]]:
-        """Yield a long batch's events, in pieces of TURN_BLOCKS at most, about as many blocks at a time."""
+        """Yield a long batch's events in turns of about TURN_BLOCKS blocks at most; long events are cut into pieces."""
         assert self.rest is not None
         self.kinds, self.count = {}, 0
         self.rest.skipped.clear()
@@ -84,7 +84,7 @@ def is_long(frame: Frame) -> bool:
 
 
 def open_batch(frame: Frame) -> Batch:
-    """Read a frame, a long one as far as its time. Raise DecodeError."""
+    """Read a frame; of a long one, only its time. Raise DecodeError."""
     crc = crc32(frame.payload)
     if is_long(frame):
         opened = OpenBatch(frame.payload)
@@ -96,25 +96,25 @@ def open_batch(frame: Frame) -> Batch:
 
 
 def unreadable_batch(frame: Frame) -> Batch:
-    """Return what stands for a frame that is no batch: its number is used up all the same."""
+    """Return a placeholder for a frame that is not a batch: its sequence number is used up all the same."""
     return Batch(frame=frame, crc=crc32(frame.payload), ts=0.0, is_readable=False)  # no time: no sign of a restart
 
 
 def doubt_of(batches: Sequence[Batch], plan: Plan) -> str:
-    """Return why the index is no longer exact after these batches, or ""; what came before a clear does not count."""
+    """Return why the index is no longer exact after these batches, or ""; doubts from before a clear do not count."""
     doubt = SIZE_CHANGED if plan.skipped[SIZE_CHANGED] else ""
     for batch in batches:
         if CLEARED in batch.kinds:
             doubt = ""
         if not batch.is_readable:
             doubt = DecodeError.reason
-        elif not MAY_BE_REMOVALS.isdisjoint(batch.skipped):  # on which side of the clear is unknown
+        elif not MAY_BE_REMOVALS.isdisjoint(batch.skipped):  # it may have come before or after the clear
             doubt = doubt or LOST_EVENT
     return doubt
 
 
 def frame_groups(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
-    """Cut between frames, so that each group has FRAME_BYTES at most; a long batch is one of its own."""
+    """Cut between frames, into groups of at most FRAME_BYTES; a long batch is a group of one."""
     first, size = 0, 0
     for number, frame in enumerate(frames):
         more = len(frame.payload) if not is_long(frame) else FRAME_BYTES
@@ -127,11 +127,11 @@ def frame_groups(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
 
 
 def portions(batches: Sequence[Batch], *, alone: Collection[int] = ()) -> Iterator[Sequence[Batch]]:
-    """Cut between batches, so that each portion costs BLOCKS_A_CHANGE at most, or is one batch.
+    """Cut between batches, into portions that cost at most BLOCKS_A_CHANGE or are a single batch.
 
-    Those whose number is in `alone` are portions of their own.
+    Batches whose number is in `alone` become single portions.
     """
-    if len(batches) == 1:  # as most come
+    if len(batches) == 1:  # the usual case
         yield batches
         return
     first, total = 0, 0
@@ -150,7 +150,7 @@ def _cost(event: Event) -> int:
 
 
 def _turns(events: Iterable[Event]) -> Iterator[Sequence[Event]]:
-    """Cut events, and put the pieces together to turns of one change."""
+    """Cut events into pieces and group these into turns of one change each."""
     turn: list[Event] = []
     total = 0
     for event in events:
@@ -165,7 +165,7 @@ def _turns(events: Iterable[Event]) -> Iterator[Sequence[Event]]:
 
 
 def _pieces(event: Event) -> Iterator[Event]:
-    """Cut an event into consecutive ones that mean the same; one that is left out anyway stays whole."""
+    """Cut an event into consecutive events of the same meaning; one that will be skipped anyway stays whole."""
     if isinstance(event, AllBlocksCleared) or len(event.block_hashes) <= TURN_BLOCKS:
         yield event
         return
@@ -192,3 +192,28 @@ def _piece(event: BlockStored, first: int, last: int) -> BlockStored:
     if not first:
         return replace(event, **changes)
     return MoreStored(**asdict(event) | changes | {"parent_block_hash": event.block_hashes[first - 1]})
+
+
+class FailedBatches:
+    """The batches of one stream that failed on their last try: each replay brings the same ones again."""
+
+    def __init__(self) -> None:
+        self._failed: dict[int, int] = {}  # number -> checksum of its payload
+
+    @property
+    def numbers(self) -> Collection[int]:
+        """The numbers of batches to apply one at a time, to find the faulty one."""
+        return self._failed.keys()
+
+    def is_poison(self, portion: Sequence[Batch]) -> bool:
+        """Note a failed portion; tell whether it is a single batch that has failed before."""
+        first = portion[0]
+        if len(portion) == 1 and self._failed.pop(first.frame.seq, None) == first.crc:
+            return True
+        self._failed = {batch.frame.seq: batch.crc for batch in portion}
+        return False
+
+    def forgive(self, portion: Sequence[Batch]) -> None:
+        """Note a portion that was applied."""
+        for batch in portion if self._failed else ():
+            self._failed.pop(batch.frame.seq, None)

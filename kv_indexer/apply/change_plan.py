@@ -1,8 +1,8 @@
-"""From events to the operations of one index change: what is indexed, and under which keys. Pure.
+"""Turns events into the operations of one index change: which blocks are indexed, under which keys. Pure.
 
-What an event means depends on the events before it in its stream: `StreamContext` holds that and is updated in place.
-What is not indexed is counted by reason, never dropped silently. Stores whose parent block is unknown are orphans:
-they wait until the parent arrives, because without its key theirs cannot be computed.
+An event's meaning depends on the earlier events of its stream: `StreamContext` holds this state and is updated in
+place. Events that are not indexed are counted by reason, never dropped silently. Stores whose parent block is unknown
+are orphans: they wait until the parent arrives, because their keys are computed from its key.
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ from itertools import product
 
 from msgspec.structs import replace
 
-from kv_indexer.apply.coarser_blocks import chain_coarser
 from kv_indexer.apply.hit_reports import first_block, note_first_block, reports_hits
+from kv_indexer.apply.look_ups import chain_coarser
 from kv_indexer.apply.orphans import Orphan
 from kv_indexer.apply.remembered_keys import RememberedKeys
 from kv_indexer.apply.store_rules import (
@@ -50,21 +50,21 @@ from kvmesh.blocks.events import (
 )
 from kvmesh.blocks.index_changes import TIERS, Clear, Operation, Remove, Store, pack_hashes
 
-ORPHAN_DROPPED = "orphan-dropped"  # of `Plan.skipped`: the pod has its share of those that wait
-UNPLACED = "unplaced"  # of `Plan.skipped`: too many blocks wait whose place in a prompt is not known
-OPERATION_BLOCKS = 3  # what an operation takes Redis beside its blocks, in blocks
+ORPHAN_DROPPED = "orphan-dropped"  # in `Plan.skipped`: the orphans of the pod exceed its share
+UNPLACED = "unplaced"  # in `Plan.skipped`: too many blocks wait whose place in a prompt is unknown
+OPERATION_BLOCKS = 3  # cost of an operation in Redis apart from its blocks, in blocks
 _NO_EXTRA_KEYS = ExtraKeys(cache_salt=None, folded=None)
 
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """The operations so far, and what was left out."""
+    """The operations so far, and counts of left-out events."""
 
     operations: list[Operation] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)  # reason -> events that are not indexed, or not yet
     not_understood: Counter[str] = field(default_factory=Counter)  # reason -> events that contradict the context
 
-    left_out: dict[str, int] = field(default_factory=dict)  # reason -> operations that the index had no room for
+    left_out: dict[str, int] = field(default_factory=dict)  # reason -> operations left out for lack of room
 
     @property
     def cost(self) -> int:
@@ -75,7 +75,7 @@ class Plan:
         return total
 
     def cut(self, blocks: int) -> list[Operation]:
-        """Take out the first operations, which cost so many blocks at most."""
+        """Take out the first operations, up to a cost of `blocks`."""
         taken: list[Operation] = []
         left = blocks
         while self.operations and left > OPERATION_BLOCKS:
@@ -104,7 +104,7 @@ def _split(operation: Store | Remove, size: int) -> tuple[Operation, Operation]:
 
 
 def plan_change(events: Iterable[Event], *, context: StreamContext, roots: RootKeys, plan: Plan | None = None) -> Plan:
-    """Turn events into operations, learning from them; they come after those of `plan`, if it is given."""
+    """Turn events into operations, and learn from them; append to `plan` if given."""
     plan = plan or Plan()
     for event in events:
         match event:
@@ -121,7 +121,7 @@ def plan_change(events: Iterable[Event], *, context: StreamContext, roots: RootK
 
 
 def plan_adoption(context: StreamContext) -> Plan:
-    """Plan the stores of all orphans whose parents are known by now."""
+    """Plan the stores of all orphans whose parents are known now."""
     plan = Plan()
     known = (context.keys, *context.apart.values())
     parents = [parent for parent in context.orphans.parents() if any(parent in keys for keys in known)]
@@ -142,12 +142,12 @@ def _learn_group(plan: Plan, event: BlockStored, context: StreamContext) -> None
     if 0 not in before or before[0].kind is not None:
         return
     if is_indexed(before, 0) and not is_indexed(groups, 0):
-        # vLLM 0.20 and 0.21 do not say what a group is: what was taken for the only one may be a sliding window
+        # vLLM 0.20 and 0.21 do not describe groups: the supposedly only group may be a sliding window
         _clear(plan, context)
 
 
 def _begin_with_whole_blocks(plan: Plan, context: StreamContext, *, parts: int, whole: int) -> None:
-    """Let go of what was indexed of prompts that were shorter than a block."""
+    """Void the parts of blocks indexed so far: the first prompts were shorter than a block."""
     context.groups = {
         number: dataclasses.replace(group, block_size=whole) if group.block_size == parts else group
         for number, group in context.groups.items()
@@ -158,7 +158,7 @@ def _begin_with_whole_blocks(plan: Plan, context: StreamContext, *, parts: int, 
 
 
 def _clear(plan: Plan, context: StreamContext) -> None:
-    plan.operations[:] = [Clear()]  # what was stored before is gone again, and would take a slot until it is swept
+    plan.operations[:] = [Clear()]  # earlier stores are void, and would take a slot until the sweep
     context.block_sizes.clear()
     context.orphans.clear()
     context.unplaced.clear()
@@ -197,7 +197,7 @@ def _store(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKe
 
 
 def _keys(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKeys) -> bytes | None:
-    """Return the block keys, remembered by engine hash; None if they cannot be computed, now or ever."""
+    """Return the block keys and remember them by engine hash; None if they cannot be computed, now or ever."""
     extra = _extra_keys(plan, event)
     if extra is None:
         return None
@@ -206,7 +206,7 @@ def _keys(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKey
     else:
         parent = context.known(event.block_size).get(event.parent_block_hash)
     if parent is None:
-        plan.skipped["unknown-parent"] += 1  # a root it is not: its keys would match other prompts
+        plan.skipped["unknown-parent"] += 1  # not a root: with a root's keys it would match other prompts
         bare = replace(event, extra_keys=None, lora_name=None, cache_salt=None, session_id=None)
         dropped = context.orphans.add(bare, extra.folded)
         if dropped:
@@ -218,7 +218,7 @@ def _keys(plan: Plan, event: BlockStored, context: StreamContext, roots: RootKey
 
 
 def _extra_keys(plan: Plan, event: BlockStored) -> ExtraKeys | None:
-    if not event.extra_keys or not any(event.extra_keys):  # hardly any block has some
+    if not event.extra_keys or not any(event.extra_keys):  # hardly any block has extra keys
         return _NO_EXTRA_KEYS
     starts_prompt = event.parent_block_hash is None
     try:
@@ -239,7 +239,6 @@ def _chain(event: BlockStored, parent: bytes, folded: Sequence[bytes | None] | N
 
 
 def _adopt(plan: Plan, parents: Sequence[int], context: StreamContext) -> None:
-    """Store what waited for these parents, and what waited for that, in order."""
     while parents and len(context.orphans):
         orphans = context.orphans.take(parents)
         parents = [each for orphan in orphans for each in _store_orphan(plan, orphan, context)]
@@ -249,7 +248,7 @@ def _store_orphan(plan: Plan, orphan: Orphan, context: StreamContext) -> tuple[i
     event = orphan.event
     assert event.parent_block_hash is not None
     parent = context.known(event.block_size).get(event.parent_block_hash)
-    if parent is None:  # what has come is a block of another size that ends there, too
+    if parent is None:  # the arrived block has another size and ends at the same place
         context.orphans.add(event, orphan.folded)
         return ()
     tier = tier_of_event(event, context.groups)
@@ -267,8 +266,8 @@ def _store_orphan(plan: Plan, orphan: Orphan, context: StreamContext) -> tuple[i
 
 
 def _leave_out(plan: Plan, event: BlockStored, tier: str, context: StreamContext) -> None:
-    """Let blocks of a group wait, some of whose neighbours were left out (a Mamba state is kept now and then)."""
-    if tier not in context.block_sizes:  # a reader must know of the group before it holds anything
+    """Let blocks of a group that leaves some out wait for their keys (a Mamba state is kept now and then)."""
+    if tier not in context.block_sizes:  # a reader must know of the group before the group holds anything
         context.block_sizes[tier] = event.block_size
         _append_store(plan, event, tier, (), b"")
     context.left_out.add(event.group_idx or 0)
@@ -278,10 +277,10 @@ def _leave_out(plan: Plan, event: BlockStored, tier: str, context: StreamContext
 
 
 def _place(plan: Plan, context: StreamContext) -> None:
-    """Store the blocks that wait and whose keys are known by now, because full attention has reported them.
+    """Store the waiting blocks whose keys are known now, because full attention has reported them.
 
-    Where its blocks are longer, nothing can say where they are, and such a group is not indexed. It may report after
-    them: until it does, they wait.
+    If the blocks of full attention are longer, nothing can place the group's blocks, and the group is not indexed. Full
+    attention may report later than the group: until it does, the blocks wait.
     """
     dense_sizes = _dense_sizes(context)
     lost = {number for number in context.left_out if not _is_made_of(context.groups[number].block_size, dense_sizes)}
@@ -303,8 +302,8 @@ def _place(plan: Plan, context: StreamContext) -> None:
 
 
 def _store_placed(plan: Plan, context: StreamContext, blocks: Iterable[UnplacedBlock] | None = None) -> None:
-    """Store those of these blocks that wait and whose keys are known, before what comes next of them; None: of all."""
-    stores: dict[tuple[bool, str, int, int], tuple[list[int], list[bytes]]] = {}  # reports first: they add no copy
+    """Store the waiting blocks with known keys, of these or of all, before later events of the same blocks."""
+    stores: dict[tuple[bool, str, int, int], tuple[list[int], list[bytes]]] = {}  # reports sort first: they add no copy
     for block, waiting in context.unplaced.entries(blocks):
         key = context.known(waiting.block_size).get(block.engine_hash)
         if key is not None:
@@ -335,7 +334,6 @@ def _is_made_of(block_size: int, dense_sizes: AbstractSet[int]) -> bool:
 
 
 def _offload(plan: Plan, event: BlockStored, context: StreamContext) -> None:
-    """Store blocks that another tier has reported, under the keys that they have there."""
     held = [engine_hash for engine_hash in event.block_hashes if engine_hash in context.keys]
     sizes, tier = context.block_sizes, tier_of_event(event, context.groups)
     size = sizes.get(tier) or sizes.get("GPU") or next(iter(sizes.values()), 0)
@@ -388,6 +386,6 @@ def _remove(plan: Plan, event: BlockRemoved, context: StreamContext) -> None:
     packed, tier = pack_hashes(hashes), tier_of_event(event, context.groups)
     last = plan.operations[-1] if plan.operations else None
     if isinstance(last, Remove) and (last.tier, last.group) == (tier, group):
-        packed = last.hashes + packed  # as in `_append_store`: most publishers name one block an event
+        packed = last.hashes + packed  # as in `_append_store`: most publishers name one block per event
         plan.operations.pop()
     plan.operations.append(Remove(tier=tier, group=group, hashes=packed))

@@ -1,4 +1,4 @@
-"""Which stores only report what is cached already (kv_cache_report_mode=full), told by prompts' first blocks. Pure."""
+"""Recognizes stores that only report cached blocks (kv_cache_report_mode=full), by prompts' first blocks. Pure."""
 
 from collections.abc import Iterable
 
@@ -6,13 +6,13 @@ from kv_indexer.apply.store_rules import skip_reason
 from kv_indexer.apply.stream_context import StreamContext
 from kvmesh.blocks.events import BlockStored, Event
 
-GROUP_SHIFT = 64  # of a group's number above an engine hash: group 0 leaves it as it is
+GROUP_SHIFT = 64  # shifts the group's number above the engine hash; group 0 leaves the hash as it is
 
 
 def first_blocks_to_look_up(events: Iterable[Event], context: StreamContext) -> set[tuple[int, int]]:
-    """Return (hash, group) of prompts' first blocks of which we cannot say whether they are held.
+    """Return (hash, group) of prompts' first blocks that may or may not be held: the index must be asked.
 
-    None of a hybrid model: of which groups hold a first block, memory alone decides (`_begins_with_held`).
+    Empty for a hybrid model: `_begins_with_held` decides from memory alone which groups hold a first block.
     """
     if len(context.groups) > 1:
         return set()
@@ -30,13 +30,15 @@ def reports_hits(event: BlockStored, context: StreamContext) -> bool:
     """Tell whether a store reports blocks that are there already (kv_cache_report_mode=full).
 
     vLLM reports a hit exactly as it reports new blocks: the same fields, no parent, from the prompt's first block on.
-    What differs is that a prompt whose first block is cached is not computed from its start, so that such a store is a
-    report; a real second copy of first blocks comes about only where the prompt is no longer than one block (a hit is
-    at most all tokens but one). So several blocks that begin with one that is held are not counted again. A single one
-    is, until the publisher has been seen to report. Where a real copy is not counted (prompts that may not read the
-    cache, such as those that ask for prompt_logprobs), its removal costs a hit; the other way round, blocks that are
-    gone would be claimed for ever. Hence also: where the index may lack first blocks (it is not exact, or copies were
-    not counted), nothing without a parent is counted twice. Only the GPU's own pool reports hits; connectors count.
+    The difference: a prompt whose first block is cached is not computed from its start, so such a store is a report. A
+    real second copy of first blocks comes about only if the prompt is no longer than one block (a hit covers at most
+    all tokens but one). So several blocks that begin with a held one are not counted again. A single block is, until
+    the publisher has been seen to report hits.
+
+    A real copy may go uncounted, for prompts that may not read the cache, such as those with prompt_logprobs. Then its
+    removal costs a hit; the opposite error would claim removed blocks for ever. For the same reason nothing without a
+    parent is counted twice while the index may lack first blocks (it is not exact, or copies were not counted). Only
+    the GPU's own pool reports hits; connectors count references.
     """
     if not _may_be_report(event):
         return False
@@ -48,7 +50,7 @@ def reports_hits(event: BlockStored, context: StreamContext) -> bool:
 
 
 def note_first_block(event: BlockStored, context: StreamContext, *, is_report: bool) -> None:
-    """Take note of a store: its first block is held, perhaps once more."""
+    """Count a reference to the first block of a store; a report adds one only if there was none."""
     if _may_be_report(event):
         first = first_block(event.block_hashes[0], event.group_idx)
         held = context.first_blocks.get(first, 0)
@@ -58,8 +60,8 @@ def note_first_block(event: BlockStored, context: StreamContext, *, is_report: b
 def _begins_with_held(event: BlockStored, context: StreamContext) -> bool:
     """Tell whether a prompt's first block was held, so that the prompt was not computed from its start.
 
-    In a hybrid model only if all groups held it: where one lacks it, vLLM may find no hit at all, and computes for all
-    of them. The groups report a step's blocks in the order of their numbers, so that what the first of them finds is
+    In a hybrid model only if all groups held it: if one lacks it, vLLM may find no hit at all, and then computes for
+    all groups. The groups report a step's blocks in the order of their numbers, so the finding of the first is
     remembered for the others.
     """
     engine_hash, groups = event.block_hashes[0], context.groups

@@ -1,13 +1,22 @@
-"""Stores whose parent block is unknown: they wait, within what their pod may take of this process's memory. Pure."""
+"""Orphans: stores that wait for an unknown parent block, within their pod's share of this process's memory. Pure.
 
-from collections.abc import Iterable
+Their parents are searched in other streams: if engine hashes are content-addressed (vLLM >= 0.29 by default), another
+pod's block of the same hash has the same key. A pod can report anything, so one pod's word is not enough for another's
+blocks.
+"""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
+from kv_indexer.ports import IndexWriter
 from kvmesh.blocks.events import BlockStored
+from kvmesh.blocks.source import Stream
 
-_EVENT_BYTES, _HASH_BYTES = 1024, 448  # what an entry costs beside its tokens, measured
+WITNESSES_NEEDED = 2  # hosts that must agree on a block's key
+_EVENT_BYTES, _HASH_BYTES = 1024, 448  # measured cost of an entry apart from its tokens
 MAX_EVENTS = 4096  # of one stream
 POD_BYTES, ALL_BYTES = 8 << 20, 128 << 20
 
@@ -17,10 +26,10 @@ Value = TypeVar("Value")
 
 
 class OrphanShares:
-    """The bytes that each pod's orphans take, all of its ranks together.
+    """The bytes that each pod's orphans take, summed over its ranks.
 
-    While few pods have any, each may have `pod_bytes`; many share `all_bytes`. A pod above its share loses its own
-    oldest when it adds to them: no pod pushes another's out.
+    While few pods have orphans, each may take `pod_bytes`; many share `all_bytes`. A pod above its share loses its own
+    oldest orphans when it adds one: no pod evicts another's.
     """
 
     def __init__(self, *, pod_bytes: int = POD_BYTES, all_bytes: int = ALL_BYTES) -> None:
@@ -29,7 +38,7 @@ class OrphanShares:
         self._taken: dict[str, int] = {}
 
     def take(self, pod: str, size: int) -> None:
-        """Note that a pod takes so many bytes more, or less."""
+        """Add `size` bytes to a pod's total; negative to give back."""
         taken = self._taken.get(pod, 0) + size
         if taken:
             self._taken[pod] = taken
@@ -48,24 +57,24 @@ class OrphanShares:
 
 @dataclass(slots=True, kw_only=True)
 class Orphan:
-    """One store that waits, without what was read of it already: names and extra keys may be long."""
+    """One waiting store, without the event's names and extra keys: these may be long, and `folded` has their effect."""
 
     event: BlockStored
-    folded: tuple[bytes | None, ...] | None = None  # what else enters the keys, see `fold_features`
-    gone: set[int] = field(default_factory=set)  # positions of blocks removed since; their children need their keys
+    folded: tuple[bytes | None, ...] | None = None  # the extra inputs of the keys, see `fold_features`
+    gone: set[int] = field(default_factory=set)  # positions of removed blocks; their children need their keys
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, roughly."""
+        """The approximate size in bytes."""
         extra = sum(len(each) for each in self.folded or () if each is not None)
         return _EVENT_BYTES + len(self.event.tokens) + _HASH_BYTES * len(self.event.block_hashes) + extra
 
 
 class OrphanTable:
-    """The stores of one stream that wait for their parents, by the parents' engine hashes."""
+    """The orphans of one stream, by their parents' engine hashes."""
 
     def __init__(self, *, pod: str = "", shares: OrphanShares | None = None, max_events: int = MAX_EVENTS) -> None:
-        """Take the `pod` whose share of `shares` they count for."""
+        """`pod`: the pod whose share of `shares` the orphans take."""
         self._pod = pod
         self._shares = shares or OrphanShares()
         self._max_events = max_events
@@ -78,18 +87,18 @@ class OrphanTable:
         return len(self._waiting)
 
     def parents(self) -> set[int]:
-        """Return the engine hashes that are waited for."""
+        """Return the engine hashes of the missing parents."""
         return set(self._children)
 
     def some_parents(self, limit: int) -> set[int]:
-        """Return so many of these; in turn, so that each is among them some time."""
+        """Return up to `limit` of them; repeated calls rotate through all."""
         some = list(islice(self._children, limit))
         for parent in some:
             self._children[parent] = self._children.pop(parent)
         return set(some)
 
     def add(self, event: BlockStored, folded: tuple[bytes | None, ...] | None = None) -> int:
-        """Let a store with a parent wait; return how many had to go for it, itself included if it is too large."""
+        """Let a store with a parent wait; return how many were dropped for it, itself included if too large."""
         orphan = Orphan(event=event, folded=folded)
         if event.parent_block_hash is None or orphan.size > self._shares.share:
             return 1
@@ -106,12 +115,12 @@ class OrphanTable:
         return dropped
 
     def take(self, parents: Iterable[int]) -> list[Orphan]:
-        """Take out what waits for these, in order of arrival."""
+        """Take out the orphans of these parents, in order of arrival."""
         numbers = sorted(number for parent in set(parents) for number in self._children.get(parent, ()))
         return [self._drop(number) for number in numbers]
 
     def remove(self, *, tier: str, group: int, engine_hash: int) -> bool:
-        """Take one reference to a block back; False if none of it waits here."""
+        """Remove one reference to a block; return False if none waits here."""
         places = self._places.get((tier, group, engine_hash))
         if not places:
             return False
@@ -122,7 +131,7 @@ class OrphanTable:
         return True
 
     def clear(self) -> None:
-        """Forget all of them: the blocks are gone."""
+        """Drop all orphans: their blocks are gone."""
         self._shares.take(self._pod, -sum(orphan.size for orphan in self._waiting.values()))
         self._waiting.clear()
         self._children.clear()
@@ -150,3 +159,51 @@ def _take_from(entries: dict[Key, dict[Value, None]], key: Key, value: Value) ->
     del of_key[value]
     if not of_key:
         del entries[key]
+
+
+class ParentSearch:
+    """Searches the index on behalf of one stream."""
+
+    def __init__(self, *, stream: Stream, writer: IndexWriter) -> None:
+        self._stream = stream
+        self._writer = writer
+        self._verdicts: dict[Stream, tuple[int, bool]] = {}  # other stream -> (its epoch, whether its hashes are ours)
+
+    def forget(self) -> None:
+        """Drop the verdicts: they compared blocks that the stream held before."""
+        self._verdicts.clear()
+
+    async def find(self, wanted: AbstractSet[int], witnesses: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Return engine hash -> block key for the wanted blocks whose key is certain.
+
+        `witnesses` are blocks whose keys we have computed from their own tokens. A stream is trusted if it holds at
+        least one of them under the same key, and none under another. Its key for a block counts if it comes from a rank
+        of our own pod, or if a second host agrees; and only if no trusted stream has another key.
+        """
+        heard: dict[int, dict[bytes, set[str]]] = {}
+        elsewhere = await self._writer.find_block_keys_elsewhere(self._stream, wanted | witnesses.keys())
+        for other, keys in elsewhere.items():
+            found = wanted & keys.keys()
+            if found and await self._is_heard(other, keys, witnesses):
+                for parent in found:
+                    heard.setdefault(parent, {}).setdefault(keys[parent], set()).add(other.endpoint)
+        return {
+            parent: key
+            for parent, said in heard.items()
+            for key, endpoints in said.items()
+            if len(said) == 1 and self._is_certain(endpoints)
+        }
+
+    async def _is_heard(self, other: Stream, keys: Mapping[int, bytes], witnesses: Mapping[int, bytes]) -> bool:
+        position = await self._writer.read_position(other)
+        if position is None:
+            return False
+        common = keys.keys() & witnesses.keys()
+        if common:
+            self._verdicts[other] = (position.epoch, all(keys[each] == witnesses[each] for each in common))
+        epoch, verdict = self._verdicts.get(other, (None, False))
+        return verdict and epoch == position.epoch
+
+    def _is_certain(self, endpoints: AbstractSet[str]) -> bool:
+        hosts = {endpoint.rpartition(":")[0] for endpoint in endpoints}  # one pod may have several ports
+        return self._stream.endpoint in endpoints or len(hosts) >= WITNESSES_NEEDED

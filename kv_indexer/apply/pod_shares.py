@@ -1,4 +1,4 @@
-"""What one pod may take of this process: its turns, its memory. All of its ranks share it."""
+"""One pod's share of this process: its turns and its memory. All of its ranks share it."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from kv_indexer.apply.orphans import OrphanShares
 from kv_indexer.apply.stream_context import KNOWN_KEYS_LIMIT
 
-LEAST_KNOWN_KEYS = 2048  # of each rank, however many there are
-FULL_RANKS = 4  # up to so many remember as much as one alone
+LEAST_KNOWN_KEYS = 2048  # for each rank, however many there are
+FULL_RANKS = 4  # up to this many ranks remember as much as a single one
 
 
 @dataclass(slots=True, kw_only=True)
 class PodShare:
-    """One pod's."""
+    """The share of one pod."""
 
-    streams: int = 0  # that are followed here
-    known_keys: int = KNOWN_KEYS_LIMIT  # engine hashes that one of its ranks may remember
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one of its ranks at a time is decoded, planned, written
+    streams: int = 0  # followed here
+    known_keys: int = KNOWN_KEYS_LIMIT  # limit on the engine hashes remembered per rank
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one rank at a time is decoded, planned, written
 
     def add(self, streams: int) -> None:
-        """Count more streams, or fewer."""
+        """Count more streams, or fewer if negative."""
         self.streams += streams
         self.known_keys = max(KNOWN_KEYS_LIMIT * FULL_RANKS // max(self.streams, FULL_RANKS), LEAST_KNOWN_KEYS)
 
@@ -29,7 +29,7 @@ class PodShares:
 
     def __init__(self) -> None:
         self.orphans = OrphanShares()
-        self.search = asyncio.Lock()  # for lost parents; one at a time, since each asks Redis a great deal
+        self.search = asyncio.Lock()  # for missing parents; one search at a time, because each is expensive for Redis
         self._pods: dict[str, PodShare] = {}
 
     def join(self, pod: str) -> PodShare:
@@ -39,7 +39,7 @@ class PodShares:
         return share
 
     def leave(self, pod: str) -> None:
-        """Take note that one of a pod's streams is not followed any more."""
+        """Note that one of a pod's streams is no longer followed."""
         share = self._pods[pod]
         share.add(-1)
         if not share.streams:

@@ -1,7 +1,7 @@
-"""Writes the index in Redis: implements `ports.IndexWriter` with one script a change.
+"""Writes the index in Redis: implements `ports.IndexWriter` with one script per change.
 
-Atomicity, order, claims and slots are in the Lua files of `kvmesh.redis`; `docs/reference/redis.md` says what they
-store.
+The Lua files of `kvmesh.redis` ensure atomicity, order, claims and slots; `docs/reference/redis.md` describes the
+stored data.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ from kvmesh.blocks.block_keys import KEY_BYTES
 from kvmesh.blocks.index_changes import Applied, IndexChange, pack_hashes
 from kvmesh.blocks.source import Claim, Registry, SourceState, Stream, StreamPosition
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.keys import PREFIX, change_arguments, engine_field, live_slots, parse_position, parse_registry
 from kvmesh.redis.link import Argument, RedisCalls
 from kvmesh.redis.scripts import APPLY, BEGIN_EPOCH, FIND_ELSEWHERE, SET_NAMESPACE, SET_STARTED_AT, SET_STATE, SWEEP
@@ -24,11 +23,11 @@ from kvmesh.redis.snapshot import read_snapshot
 
 MAX_BLOCKS_PER_SOURCE = 4_000_000
 TIER_TTL_SECONDS = 3600.0
-# of a search among other streams: 16 sources times 32 hashes hold Redis for about a millisecond
+# of a search among other streams: 16 sources times 32 hashes block Redis for about a millisecond
 SLOTS_A_CALL, HASHES_A_CALL = 16, 32
-SLOTS_A_SEARCH = 256  # of a large index; the next search looks at others
-SEARCH_PAUSE = 4  # times as long as the call before took: lookups come first
-FIELDS_A_CALL = 1000  # of one source: half a millisecond
+SLOTS_A_SEARCH = 256  # in a large index; the next search takes a new sample
+SEARCH_PAUSE = 4  # times the duration of the last call: lookups come first
+FIELDS_A_CALL = 1000  # of one source: takes half a millisecond
 
 Name = TypeVar("Name")
 
@@ -36,14 +35,14 @@ Name = TypeVar("Name")
 class RedisIndexWriter:
     """Writes the index; one instance serves all streams of a process. Raise RedisUrlError.
 
-    A source holds `max_blocks_per_source` at most. Blocks of a tier that never reports removals are forgotten after one
-    to two times `tier_ttl_seconds`, unless they are stored again.
+    A source holds `max_blocks_per_source` at most. Blocks of a tier that never reports removals expire after one to two
+    times `tier_ttl_seconds`, unless they are stored again.
     """
 
     def __init__(
         self,
         *,
-        url: RedisAccess | str,
+        url: str,
         timeout_seconds: float = 5.0,
         max_blocks_per_source: int = MAX_BLOCKS_PER_SOURCE,
         tier_ttl_seconds: float = TIER_TTL_SECONDS,
@@ -54,14 +53,14 @@ class RedisIndexWriter:
         self._sweep_cursor: Argument = "0"
         self._sweeper = secrets.token_hex(8)
         self._snapshot: tuple[Sequence[Any], bool] = (), False
-        self._registry: Registry | None = None  # that the snapshot says
+        self._registry: Registry | None = None  # parsed from the snapshot
 
     async def read_position(self, stream: Stream) -> StreamPosition | None:
         """See `ports.IndexWriter`."""
         return _position(stream, await self._redis.call("HGETALL", _stream_key(stream)))
 
     async def find_block_keys(self, stream: Stream, hashes: AbstractSet[tuple[int, int]]) -> Mapping[int, bytes]:
-        """See `ports.IndexWriter`; a parent may be held in any tier."""
+        """See `ports.IndexWriter`; the blocks may be in any tier."""
         wanted = sorted(hashes)
         fields = await self._redis.call("HGETALL", _stream_key(stream))
         is_slot = (b"slot:", b"old:")
@@ -77,7 +76,7 @@ class RedisIndexWriter:
     async def find_block_keys_elsewhere(
         self, stream: Stream, hashes: AbstractSet[int]
     ) -> Mapping[Stream, Mapping[int, bytes]]:
-        """See `ports.IndexWriter`; asked in slices, so that lookups need not wait."""
+        """See `ports.IndexWriter`; asks in slices, so that lookups need not wait."""
         found: dict[Stream, dict[int, bytes]] = {}
         every = sorted(hashes)
         slots = live_slots(await self._redis.call("HGETALL", PREFIX + b"slots")) if every else []
@@ -132,9 +131,7 @@ class RedisIndexWriter:
     async def read_registry(self) -> Registry:
         """See `ports.IndexWriter`."""
         snapshot = await read_snapshot(self._redis.request)
-        if (
-            self._registry is None or snapshot != self._snapshot
-        ):  # of thousands of quiet streams it is the same for long
+        if self._registry is None or snapshot != self._snapshot:  # with thousands of quiet streams it rarely changes
             self._snapshot, self._registry = snapshot, parse_registry(*snapshot)
         return self._registry
 
@@ -156,5 +153,5 @@ def _position(stream: Stream, reply: Sequence[Any]) -> StreamPosition | None:
     try:
         return parse_position(reply)
     except ValueError as error:
-        # perhaps a newer version's: nothing that we may overwrite
+        # perhaps written by a newer version: do not overwrite it
         raise IndexUnavailableError(f"Redis has a record of {stream.name} that cannot be read: {error}") from error

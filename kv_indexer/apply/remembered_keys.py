@@ -1,8 +1,8 @@
-"""The block keys of what one stream has stored lately, held or not, by engine hash. Pure.
+"""The block keys of one stream's recent stores, held or not, by engine hash. Pure.
 
-A child names one parent: nearly always the last block of an event. So a run of blocks is kept as it came, found by its
-last hash, and spread into single hashes only when another is asked for. Spreading each at once took a sixth of the
-indexer's time.
+A child names one parent: nearly always the last block of an event. So a run of blocks is kept whole, found by its last
+hash, and spread into single hashes only when another of its hashes is asked for. Spreading each run at once took a
+sixth of the indexer's time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from itertools import islice
 
 from kvmesh.blocks.block_keys import KEY_BYTES, split_keys
 
-_Run = tuple[Sequence[int], bytes]  # hashes; their keys
+_Run = tuple[Sequence[int], bytes]  # hashes and their keys
 
 
 class RememberedKeys:
-    """Engine hash -> block key. Where a publisher gives one hash to two blocks (vllm#44701), either may be meant."""
+    """Engine hash -> block key. If a publisher gives two blocks one hash (vllm#44701), either key may be returned."""
 
     def __init__(self, keys: Mapping[int, bytes] | None = None) -> None:
-        self._single = dict(keys or {})  # all older than the runs
+        self._single = dict(keys or {})  # older than all runs
         self._runs: dict[int, bytes | _Run] = {}  # by last hash, oldest first; a run of one block is its key
         self._in_runs = 0  # hashes
 
@@ -45,7 +45,7 @@ class RememberedKeys:
         return key
 
     def run(self, hashes: Sequence[int]) -> bytes | None:
-        """Return the keys of just these blocks if they were remembered together, or None."""
+        """Return the keys of exactly these blocks if they were remembered together, or None."""
         run = self._runs.get(hashes[-1]) if hashes else None
         if isinstance(run, bytes):
             return run if len(hashes) == 1 else None
@@ -69,7 +69,7 @@ class RememberedKeys:
         self._in_runs += len(hashes)
 
     def forget_oldest(self, limit: int) -> None:
-        """Where there are more than so many, keep the newest three quarters of so many."""
+        """If there are more than `limit` hashes, keep the newest three quarters of `limit`."""
         if len(self) <= limit:
             return
         surplus = len(self) - limit * 3 // 4

@@ -1,4 +1,4 @@
-"""Which stores are indexed, in which tier, and what their block sizes show. Pure."""
+"""Decides which stores are indexed, their tiers, and the meaning of their block sizes. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -16,13 +16,13 @@ from kvmesh.blocks.events import (
 )
 from kvmesh.blocks.index_changes import TIERS
 
-NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; the others are blocks of no use here
+NOT_UNDERSTOOD = frozenset({"extra-keys-mismatch"})  # of `skip_reason`; blocks with other reasons are of no use here
 NO_RULE = "no-group-rule"  # of `skip_reason`
-SIZE_CHANGED = "block-size-changed"  # counted and, where no restart explains it, why a source is degraded
+SIZE_CHANGED = "block-size-changed"  # counted; unless a restart explains it, also why a source is degraded
 
 
 def skip_reason(event: BlockStored, groups: Mapping[int, CacheGroup]) -> str | None:
-    """Say why a store is not indexed, or None. `groups` has learned from it."""
+    """Return why a store is not indexed, or None. `groups` has already learned from the store."""
     if event.locality == "REMOTE":
         return "remote"
     if event.medium not in TIERS:
@@ -45,10 +45,10 @@ def _form_reason(event: BlockStored) -> str | None:
 
 
 def first_size_change(batches: Iterable[Iterable[Event]], context: StreamContext) -> int | None:
-    """Return the number of the first batch whose block size is not that of the same cache before it, or None.
+    """Return the index of the first batch whose block size differs from the earlier one of the same cache, or None.
 
-    A publisher cannot change it while it lives, so this is another process whose start was missed. Blocks of other
-    groups, or parts of a block (hybrid models), have sizes of their own and show nothing.
+    A live publisher cannot change its block size, so this is another process whose start was missed. Other groups and
+    parts of a block (hybrid models) have their own sizes and prove nothing.
     """
     size, groups = context.block_sizes.get("GPU"), context.groups
     for number, events in enumerate(batches):
@@ -71,31 +71,31 @@ def first_size_change(batches: Iterable[Iterable[Event]], context: StreamContext
 def are_parts(size: int, *, of: int, groups: Mapping[int, CacheGroup]) -> bool:
     """Tell whether blocks of this size were parts of a group's blocks, which are as long as `of` now shows.
 
-    Blocks of a model with states may be longer than the first prompts, of which then only the ends are reported.
+    In a model with states, a block may be longer than the first prompts; then only the prompts' ends are reported.
     """
     return size < of and of % size == 0 and any(group.kind == STATE for group in groups.values())
 
 
 def is_part(event: BlockStored, whole: int) -> bool:
-    """Tell whether this may be a part of a block: vLLM gives those one by one, with the smaller size."""
+    """Tell whether this may be a part of a block: vLLM reports parts one by one, with the smaller size."""
     return len(event.block_hashes) == 1 and 0 < event.block_size < whole and whole % event.block_size == 0
 
 
 def other_size(event: BlockStored, expected: int, context: StreamContext) -> str:
-    """Say why a store is not indexed whose block size is not the expected one."""
+    """Return why a store with another block size than expected is not indexed."""
     if is_part(event, expected):
         return "partial-block"
     return SIZE_CHANGED if context.mixes_sizes and event.medium == "GPU" else "other-block-size"
 
 
 def is_placeholder(event: BlockStored) -> bool:
-    """Tell whether these are copies of blocks of another tier, named by their hashes alone (OffloadingConnector)."""
+    """Tell whether these are copies of another tier's blocks, given by their hashes alone (OffloadingConnector)."""
     return not event.tokens and event.medium != "GPU" and event.medium in TIERS and event.locality != "REMOTE"
 
 
 def tier_of_event(event: BlockStored | BlockRemoved, groups: Mapping[int, CacheGroup]) -> str:
-    """Return where the index keeps the blocks; without a number they are not of another group than full attention."""
+    """Return the index's tier of the blocks; without a group number they count as full attention's."""
     group = None if event.group_idx is None else groups.get(event.group_idx)
-    if group is None or group.kind in DENSE_KINDS:  # nearly always
+    if group is None or group.kind in DENSE_KINDS:  # the usual case
         return event.medium
     return tier_of(event.medium, group)

@@ -1,4 +1,4 @@
-"""What one stream has reported so far, as far as it decides what its next events mean."""
+"""The state of one stream's reports that decides what its next events mean."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,40 +10,40 @@ from kv_indexer.apply.remembered_keys import RememberedKeys
 from kv_indexer.apply.unplaced_blocks import UnplacedBlocks
 from kvmesh.blocks.cache_groups import CacheGroup
 
-KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered a stream; Redis has them all
+KNOWN_KEYS_LIMIT = 65_536  # engine hashes remembered per stream; Redis has them all
 FIRST_BLOCKS_LIMIT = 4096
 _NO_KEYS = RememberedKeys()
 
 
 @dataclass(slots=True, kw_only=True)
 class StreamContext:
-    """What one stream has reported so far, as far as it decides what its next events mean."""
+    """The state of one stream's reports that decides what its next events mean."""
 
     keys: RememberedKeys = field(default_factory=RememberedKeys)  # of blocks of `main_size` tokens
-    main_size: int = 0  # 0: not known yet
-    # block size -> keys, of groups with blocks of other sizes: a hash is that of the prompt up to a block's end, so
-    # that blocks of several sizes have it
+    main_size: int = 0  # 0 if not known yet
+    # block size -> keys, of groups with other block sizes. Blocks of several sizes may share a hash: it stands for the
+    # prompt up to the end of a block.
     apart: dict[int, RememberedKeys] = field(default_factory=dict)
     unplaced: UnplacedBlocks = field(default_factory=UnplacedBlocks)
-    left_out: set[int] = field(default_factory=set)  # groups that have left blocks out since full attention reported
+    left_out: set[int] = field(default_factory=set)  # groups with blocks left out since full attention reported
     block_sizes: dict[str, int] = field(default_factory=dict)  # tier -> tokens a block
     groups: Mapping[int, CacheGroup] = field(default_factory=dict)
     orphans: OrphanTable = field(default_factory=OrphanTable)
-    # of prompts, held on the GPU: engine hash, with the group's number above it -> references, if we saw all
+    # prompts' first blocks held on the GPU: engine hash, with the group's number above it -> references, if we saw all
     first_blocks: dict[int, int] = field(default_factory=dict)
-    # of a hybrid model: first block -> whether all groups held it, and the group that stored it last
+    # of a hybrid model: first block -> whether all groups held it, and the last group that stored it
     beginnings: dict[int, tuple[bool, int]] = field(default_factory=dict)
-    is_exact: bool = True  # the index has all that the publisher has
-    mixes_sizes: bool = False  # it was seen to change its block size without a restart
-    reports_anew: bool = False  # it was seen to store a prompt's beginning that it holds: kv_cache_report_mode=full
-    more_is_report: bool = False  # of the store whose first piece was planned last
+    is_exact: bool = True  # the index has everything that the publisher has
+    mixes_sizes: bool = False  # the publisher was seen to change its block size without a restart
+    reports_anew: bool = False  # it was seen to store a held beginning of a prompt again: kv_cache_report_mode=full
+    more_is_report: bool = False  # whether the store whose first piece was planned last is a report
 
     def known(self, block_size: int) -> RememberedKeys:
-        """Return the keys of blocks of this size, to read."""
+        """Return the keys of blocks of this size, for reading."""
         return self.keys if self.main_size in (0, block_size) else self.apart.get(block_size, _NO_KEYS)
 
     def chain(self, block_size: int) -> RememberedKeys:
-        """Return the keys of blocks of this size, to add to."""
+        """Return the keys of blocks of this size, for adding."""
         if block_size == self.main_size:
             return self.keys
         if not self.main_size:
@@ -52,7 +52,7 @@ class StreamContext:
         return self.apart.setdefault(block_size, RememberedKeys())
 
     def forget_oldest(self, *, known_keys: int = KNOWN_KEYS_LIMIT) -> None:
-        """Keep within bounds."""
+        """Evict the oldest entries beyond the limits."""
         self.keys.forget_oldest(known_keys)
         for keys in self.apart.values():
             keys.forget_oldest(known_keys)

@@ -1,6 +1,6 @@
-"""Blocks of groups that leave some out: their store says which prompt they are of, and not where in it. Pure.
+"""Blocks of groups that leave some out: their store names the prompt, but not their place in it. Pure.
 
-vLLM keeps a window's last blocks and a state now and then, where later prompts may go on. They wait here until full
+vLLM keeps a window's last blocks, and a state now and then, where later prompts may continue. They wait here until full
 attention has reported a block of the same hash, which it does within the same engine step. The few that wait longer are
 bounded.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvmesh.blocks.events import BlockRemoved, BlockStored
 
-MAX_BLOCKS = 4096  # of one stream, from one change to the next: a long batch is applied in several
+MAX_BLOCKS = 4096  # per stream, between two changes: a long batch is applied in several
 
 
 class UnplacedBlock(NamedTuple):
@@ -22,15 +22,15 @@ class UnplacedBlock(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """How it was stored."""
+    """How an unplaced block was stored."""
 
     block_size: int  # tokens
-    is_reported: bool  # first as a block that is there already, which adds no copy where it is
-    copies: int  # that have come since
+    is_reported: bool  # its first store was a report, which adds no copy of a held block
+    copies: int  # stored since
 
 
 class UnplacedBlocks:
-    """The blocks of one stream that wait, the oldest first."""
+    """The waiting blocks of one stream, oldest first."""
 
     def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
@@ -50,16 +50,16 @@ class UnplacedBlocks:
         return blocks
 
     def entries(self, blocks: Iterable[UnplacedBlock] | None = None) -> Sequence[tuple[UnplacedBlock, Waiting]]:
-        """Return those of these blocks that wait, each once; None: all."""
+        """Return the waiting blocks, each once: all, or just the given ones."""
         wanted = self._waiting if blocks is None else dict.fromkeys(blocks)
         return [(block, self._waiting[block]) for block in wanted if block in self._waiting]
 
     def take(self, block: UnplacedBlock) -> None:
-        """Take out a block that has its place."""
+        """Take out a block whose place is known."""
         del self._waiting[block]
 
     def remove(self, event: BlockRemoved, engine_hash: int) -> bool:
-        """Take one copy of a block back; False if the index has to: it does not wait here, or was only reported."""
+        """Remove one copy of a block; return False if none waits here, so that the index must remove it."""
         block = UnplacedBlock(event.medium, event.group_idx or 0, engine_hash)
         waiting = self._waiting.get(block)
         if waiting is None:
@@ -71,12 +71,12 @@ class UnplacedBlocks:
         return bool(waiting.copies)
 
     def forget_oldest(self) -> int:
-        """Keep within the bound; return how many had to go."""
+        """Evict the oldest beyond the limit; return how many."""
         surplus = max(len(self._waiting) - self._max_blocks, 0)
         for block in list(self._waiting)[:surplus]:
             del self._waiting[block]
         return surplus
 
     def clear(self) -> None:
-        """Forget all of them: the blocks are gone."""
+        """Drop all: the blocks are gone."""
         self._waiting.clear()

@@ -1,7 +1,7 @@
-"""The fields of an event, from raw msgpack to their normal form. Pure.
+"""Reads the fields of an event from raw msgpack into their normal form. Pure.
 
-Fields are decoded one by one and by type, so that nothing is built of fields that are not read. A field of the wrong
-form costs its event, an unknown field costs nothing, and a small payload cannot grow into a large object.
+Fields are decoded one by one and by type, so that unread fields build no objects. A malformed field costs its event, an
+unknown field costs nothing, and a small payload cannot grow into a large object.
 """
 
 import sys
@@ -17,13 +17,13 @@ from kvmesh.blocks.block_keys import held_digest, held_name
 
 UINT64 = 0xFFFF_FFFF_FFFF_FFFF
 UINT32 = 0xFFFF_FFFF
-NAME_LIMIT = 256  # characters of a tier, a group's kind and the like
-FEATURES_LIMIT = 1 << 20  # bytes of an event's extra keys: any nesting is allowed there
+NAME_LIMIT = 256  # characters of a tier, a group's kind and similar names
+FEATURES_LIMIT = 1 << 20  # bytes of an event's extra keys, which may be nested to any depth
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError, TypeError)
 ABSENT = msgspec.Raw(b"\xc0")  # msgpack's nil
-_MAP_BYTES = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))  # msgpack begins each map with one of these
+_MAP_BYTES = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))  # first bytes of a msgpack map
 
-# why an event cannot be read: all that the metric's label can say, because nothing else passes the type checker
+# Why an event cannot be read: all values of the metric's label, because the type checker accepts no other.
 Fault = Literal[
     "bad-block-hash",
     "bad-block-size",
@@ -45,7 +45,7 @@ Fault = Literal[
 ]
 T = TypeVar("T")
 Raw = msgspec.Raw
-Features = tuple[tuple[Any, ...] | None, ...]  # one entry a block
+Features = tuple[tuple[Any, ...] | None, ...]  # one entry per block
 
 _Unsigned = Annotated[int, msgspec.Meta(ge=0)]
 _ShortName = Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)] | None
@@ -85,9 +85,9 @@ def _read(decoder: Decoder[T], raw: Raw, reason: Fault) -> T:
 
 
 def unsigned_hash(value: int | bytes) -> int:
-    """Return an engine hash as unsigned 64 bit: integers modulo 2^64, bytes by their last 8, big-endian.
+    """Return an engine hash as unsigned 64 bit: integers modulo 2^64; of bytes the last 8, big-endian.
 
-    vLLM's own integers are the last 8 bytes of the digest, so both spellings of one hash agree.
+    vLLM's own integers are the last 8 bytes of the digest, so both forms of one hash agree.
     """
     if isinstance(value, int):
         return value & UINT64
@@ -99,14 +99,14 @@ def unsigned_hash(value: int | bytes) -> int:
 def hashes(raw: Raw) -> tuple[int, ...]:
     """Read a list of engine hashes."""
     try:
-        return _uint64s.decode(raw)  # as nearly all publishers write them: nothing to be done to any
+        return _uint64s.decode(raw)  # the form of nearly all publishers, which needs no conversion
     except UNREADABLE:
         spelled = _read(_any_hashes, raw, "bad-block-hash")
     return tuple(map(unsigned_hash, spelled))
 
 
 def parent_hash(raw: Raw) -> int | None:
-    """Read the hash before the first; None at the start of a prompt, which llm-d-inference-sim may write as 0."""
+    """Read the parent's hash; None at the start of a prompt (llm-d-inference-sim may write 0)."""
     value = _read(_any_hash, raw, "bad-block-hash")
     return (unsigned_hash(value) or None) if value is not None else None
 
@@ -114,9 +114,9 @@ def parent_hash(raw: Raw) -> int | None:
 def tokens(raw: Raw) -> bytes:
     """Read token ids into little-endian uint32.
 
-    TRT-LLM may write them as strings. SGLang with EAGLE writes pairs, each token with the one after it; the first of
-    each is the prompt's. Such a block is hit only if the token behind it matches too, so that the last block of a
-    prefix may be predicted and not be hit.
+    TRT-LLM may write them as strings. SGLang with EAGLE writes pairs, each token with its successor; the first of each
+    pair is the prompt's token. Such a block is hit only if the next token matches too, so for the last block of a
+    prefix we may predict a hit that does not come.
     """
     try:
         ids: list[Any] = _integers.decode(raw)
@@ -145,22 +145,22 @@ def _odd_tokens(raw: Raw) -> list[int]:
         except UNREADABLE:
             raise BadEventError("bad-token-ids") from None
     if any(left[1] != right[0] for left, right in pairwise(pairs)):
-        raise BadEventError("bad-token-ids")  # pairs, but not of neighbours: what they say is unknown
+        raise BadEventError("bad-token-ids")  # pairs, but not of neighbours: their meaning is unknown
     return [token for token, _ in pairs]
 
 
 def block_size(raw: Raw) -> int:
-    """Read the tokens a block; 0 for an offload placeholder."""
+    """Read the block size in tokens; 0 for an offload placeholder."""
     return _read(_block_size, raw, "bad-block-size")
 
 
 def medium(raw: Raw) -> str:
-    """Read where the blocks are, in upper case; the GPU where it is not given."""
+    """Read the tier of the blocks, in upper case; GPU if absent."""
     return tier(_read(_short_name, raw, "bad-medium"))
 
 
 def tier(written: str | None) -> str:
-    """Return where blocks are, in upper case; the GPU where it is not written."""
+    """Return the tier of the blocks, in upper case; GPU if empty."""
     return (written or "GPU").upper()
 
 
@@ -170,23 +170,23 @@ def integer(raw: Raw, reason: Fault) -> int | None:
 
 
 def unsigned(raw: Raw, reason: Fault) -> int | None:
-    """Read a whole number that is not negative."""
+    """Read a non-negative whole number."""
     return None if raw is ABSENT else _read(_unsigned, raw, reason)
 
 
 def short_name(raw: Raw, reason: Fault) -> str | None:
-    """Read a text that is one of a few."""
+    """Read a short string, one of a few known names."""
     return None if raw is ABSENT else _read(_short_name, raw, reason)
 
 
 def name(raw: Raw, reason: Fault) -> str | None:
-    """Read a name that a user chose, as it is held (see `held_name`)."""
+    """Read a name chosen by a user, in its stored form (see `held_name`)."""
     chosen = None if raw is ABSENT else _read(_text, raw, reason)
     return held_name(chosen) if chosen else chosen
 
 
 def session(raw: Raw) -> str | None:
-    """Read the session, which identifies no block: what is no text is no reason to lose the event."""
+    """Read the session; it identifies no block, so a malformed one does not cost the event."""
     try:
         chosen = None if raw is ABSENT else _text.decode(raw)
     except UNREADABLE:
@@ -203,26 +203,26 @@ def adapter(chosen: Raw, number: Raw) -> tuple[str | None, int | None]:
 def named_adapter(lora_name: str | None, lora_id: int | None) -> str | None:
     """Return the adapter's name.
 
-    Before vLLM 0.14 adapters have a number alone. It gets a name that no request can have, because taking such a block
-    for the base model's would be wrong; so these blocks match no request.
+    Before vLLM 0.14 an adapter has only a number. It gets a name that no request can have, because its blocks must not
+    pass for the base model's; so these blocks match no request.
     """
     return f"\0lora-id:{lora_id}" if lora_id and not lora_name else lora_name
 
 
 def is_map(raw: Raw | bytes) -> bool:
-    """Tell whether this is a map; an exception for each that is none would cost more than all the rest."""
+    """Tell whether this is a map; an exception for everything else would cost more than all other work."""
     return bool(raw) and memoryview(raw)[0] in _MAP_BYTES
 
 
 def metadata(raw: Raw) -> Mapping[str, Raw] | None:
-    """Read SGLang's map of further fields, or None: there is something else in its position."""
+    """Read SGLang's map of further fields, or return None if something else is in its position."""
     return _read(_metadata, raw, "bad-lora") if is_map(raw) else None
 
 
 def features(raw: Raw) -> Features | None:
-    """Read what besides tokens makes each block its own, as vLLM writes it (see `kvmesh.blocks.block_keys`)."""
+    """Read the extra keys, all that identifies a block besides its tokens, in vLLM's form (see `blocks.block_keys`)."""
     try:
-        return _no_features.decode(raw)  # a plain prompt's
+        return _no_features.decode(raw)  # of a plain prompt
     except UNREADABLE:
         pass
     if len(memoryview(raw)) > FEATURES_LIMIT:
@@ -232,7 +232,7 @@ def features(raw: Raw) -> Features | None:
 
 
 def feature_entries(entries: Sequence[Any]) -> Features:
-    """Return what besides tokens makes each block its own, in the form that is held. Raise BadEventError."""
+    """Return the extra keys of each block in their stored form. Raise BadEventError."""
     return tuple(map(_entry, entries))
 
 
@@ -247,7 +247,7 @@ def _entry(entry: Any) -> tuple[Any, ...] | None:
 
 
 def _short(part: Any) -> Any:
-    """Return what is held of a name or a digest; numbers, and what cannot be folded anyway, as they are."""
+    """Return the stored form of a name or a digest; numbers, and parts that cannot be folded, stay as they are."""
     if isinstance(part, str):
         return held_name(part)
     return held_digest(part) if isinstance(part, bytes) else part
@@ -256,8 +256,8 @@ def _short(part: Any) -> Any:
 def items(raw: Raw, *, blocks: int) -> Features | None:
     """Read TRT-LLM's multimodal items `{"hash", "start_offset", "uuid"}` of all blocks of an event.
 
-    Which block each belongs to is not given: all are folded into the first one. That keeps the chain apart from every
-    other, and costs at most hits.
+    They do not name their blocks, so all are folded into the first one. That keeps the chain apart from every other,
+    and costs hits at most.
     """
     found = _read(_items, raw, "bad-mm-keys")
     if not found:

@@ -1,8 +1,8 @@
-"""Reads the batches that nearly all publishers write, in one pass. Pure.
+"""Reads batches in the form of nearly all publishers, in one pass. Pure.
 
-`vllm_events` reads anything, field by field, and passes over each token four times. This reads a batch only if all of
-it has the usual form, to the same events. Of any other it says nothing, and `vllm_events` reads it. One difference is
-left: an unknown field whose name is no UTF-8 costs its event there, and nothing here.
+`vllm_events` reads any form, field by field, and passes over each token four times. This module reads a batch only if
+all of it has the usual form, and yields the same events; otherwise it returns None, and `vllm_events` reads the batch.
+One difference is left: an unknown field whose name is not UTF-8 costs its event there, and nothing here.
 """
 
 from math import isfinite
@@ -25,25 +25,25 @@ from kv_indexer.events.event_fields import (
 )
 from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 
-PLAIN_BYTES = 128 << 10  # of a payload: the tokens of all its events are objects for a moment
-_FLOAT = b"\xcb"  # begins the time, behind the one byte that begins the batch
+PLAIN_BYTES = 128 << 10  # limit on the payload: the tokens of all its events become objects for a moment
+_FLOAT = b"\xcb"  # first byte of the time, which follows the batch's first byte
 _EVENTS_AT = 10
-_SHORT_LISTS = range(0x90, 0xA0)  # of up to 15 events: one byte before the first, else three
+_SHORT_LISTS = range(0x90, 0xA0)  # first byte of a list of up to 15 events; it precedes them alone, else three do
 
 _Unsigned = Annotated[int, msgspec.Meta(ge=0)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=UINT32)]
-_Name = Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)] | None  # a longer one is held as a digest
+_Name = Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)] | None  # a longer one is stored as a digest
 
 
 class _Metadata(msgspec.Struct):
-    """What SGLang has in the adapter's position."""
+    """SGLang's map in the adapter's position."""
 
     cache_salt: _Name = None
     session_id: _Name = None
 
 
 class _Stored(msgspec.Struct):
-    """The fields in the order of the array form."""
+    """The fields, in the order of the array form."""
 
     block_hashes: tuple[_Unsigned, ...]
     parent_block_hash: _Unsigned | None
@@ -77,7 +77,7 @@ class _ClearedRow(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
 
 
 class _StoredMap(_Stored, tag="BlockStored"):
-    mm_keys: None = None  # TRT-LLM's are read the other way
+    mm_keys: None = None  # TRT-LLM's items are read by `vllm_events`
     locality: _Name = None
     ownership: _Name = None
     session_id: _Name = None
@@ -109,7 +109,7 @@ _rows, _maps = Decoder(_Rows), Decoder(_Maps)
 
 
 def read_plain_batch(payload: bytes) -> tuple[float, list[Event], int | None] | None:
-    """Return the time, the events and the rank; None if anything of the payload is unusual, or wrong."""
+    """Return the time, the events and the rank, or None if any of the payload is unusual or malformed."""
     if len(payload) > PLAIN_BYTES or len(payload) <= _EVENTS_AT or payload[1:2] != _FLOAT:
         return None
     first = _EVENTS_AT + (1 if payload[_EVENTS_AT] in _SHORT_LISTS else 3)
@@ -125,7 +125,7 @@ def _event(written: msgspec.Struct) -> Event:
     match written:
         case _StoredMap():
             if isinstance(written.lora_name, _Metadata):
-                raise BadEventError("bad-lora")  # which of the two salts counts is not for us to say
+                raise BadEventError("bad-lora")  # `vllm_events` decides which of the two salts counts
             return _stored(
                 written,
                 locality=written.locality,
@@ -174,7 +174,7 @@ def _stored(
 
 
 def _features(entries: tuple[Any, ...] | None) -> Features | None:
-    if entries is None or entries.count(None) == len(entries):  # a plain prompt's
+    if entries is None or entries.count(None) == len(entries):  # of a plain prompt
         return entries
     return feature_entries(entries)
 

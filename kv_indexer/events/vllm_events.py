@@ -1,7 +1,7 @@
 """Decodes event batches of vLLM 0.8.5 to 0.32, SGLang and TRT-LLM into `blocks.events`. Pure.
 
-It is liberal on purpose: unknown fields are ignored; an event that cannot be read is skipped and counted by reason, and
-its batch is kept. Only a payload that is no batch at all raises. Format: vllm/distributed/kv_events.py.
+It is liberal on purpose: unknown fields are ignored; an unreadable event is skipped and counted by reason, and its
+batch is kept. Only a payload that is not a batch at all raises. Format: vllm/distributed/kv_events.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ from kv_indexer.events.plain_batches import read_plain_batch
 from kvmesh.blocks.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch
 from kvmesh.errors import DecodeError
 
-MAX_PAYLOAD_BYTES = 64 << 20  # a step that fills a cache of a million tokens has 5 MiB
-MAX_EVENTS = 1_000_000  # a batch
+MAX_PAYLOAD_BYTES = 64 << 20  # a step that fills a cache of a million tokens takes 5 MiB
+MAX_EVENTS = 1_000_000  # per batch
 _BATCH_FIELDS = ("ts", "events", "data_parallel_rank")
-# positions of the array forms; the map form (vLLM >= 0.24) uses these names
+# positions in the array form; the map form (vLLM >= 0.24) uses these names
 _STORED_FIELDS = (
     "block_hashes",
     "parent_block_hash",
@@ -34,8 +34,8 @@ _STORED_FIELDS = (
     "kv_cache_spec_sliding_window",
 )
 _REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
-_METADATA = frozenset({"cache_salt", "session_id"})  # what we read of SGLang's map
-_STORED_LEAST, _REMOVED_LEAST = 4, 1  # fields of the oldest forms
+_METADATA = frozenset({"cache_salt", "session_id"})  # the fields that we read from SGLang's map
+_STORED_LEAST, _REMOVED_LEAST = 4, 1  # number of fields in the oldest forms
 
 _Raws = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
 _raw_list = msgspec.msgpack.Decoder(_Raws)
@@ -46,7 +46,7 @@ _word = msgspec.msgpack.Decoder(str)
 
 
 class OpenBatch:
-    """One payload, of which the events are yet to be read."""
+    """One payload whose events are still to read."""
 
     def __init__(self, payload: bytes) -> None:
         """Raise DecodeError if it is no event batch, or larger than MAX_PAYLOAD_BYTES."""
@@ -59,11 +59,11 @@ class OpenBatch:
         self.skipped: dict[str, int] = {}  # reason -> events that could not be read so far
 
     def read(self) -> list[Event]:
-        """Return all events that can be read."""
+        """Return all readable events."""
         return self._read(self._raw_events)
 
     def turns(self, *, size: int) -> Iterator[list[Event]]:
-        """Yield all events that can be read, of about so many bytes at a time; one event may be larger."""
+        """Yield all readable events in turns of about `size` bytes; one event may be larger."""
         first, so_far = 0, 0
         for number, raw in enumerate(self._raw_events, 1):
             so_far += len(memoryview(raw))
@@ -90,34 +90,34 @@ class OpenBatch:
 def decode_batch(payload: bytes) -> EventBatch:
     """Decode one payload frame. Raise DecodeError if it is no event batch, or larger than MAX_PAYLOAD_BYTES."""
     plain = read_plain_batch(payload)
-    if plain is not None:  # as nearly all are
+    if plain is not None:  # the usual case
         ts, read_at_once, rank = plain
         return EventBatch(ts=ts, events=tuple(read_at_once), data_parallel_rank=rank)
     return decode_any_batch(payload)
 
 
 def decode_any_batch(payload: bytes) -> EventBatch:
-    """Do as `decode_batch`, event by event and field by field."""
+    """Do the same as `decode_batch`, event by event and field by field."""
     batch = OpenBatch(payload)
     events = tuple(batch.read())
     return EventBatch(ts=batch.ts, events=events, data_parallel_rank=batch.rank, skipped=batch.skipped)
 
 
 def _split_batch(payload: bytes) -> tuple[float, list[msgspec.Raw], int | None]:
-    # events stay raw at first, so that one broken event cannot take its batch along
+    # events stay raw at first, so that one broken event does not cost its batch
     if read.is_map(payload):
-        fields = _raw_map.decode(payload)  # one development version of vLLM
+        fields = _raw_map.decode(payload)  # the form of one development version of vLLM
     else:
         fields = dict(zip(_BATCH_FIELDS, _raw_list.decode(payload), strict=False))
     if "ts" not in fields or "events" not in fields:
         raise ValueError("a batch has at least a time and events")
     ts = _number.decode(fields["ts"])
     if not isfinite(ts):
-        raise ValueError("the time of a batch must be a finite number")  # it decides what is a restart
+        raise ValueError("the time of a batch must be a finite number")  # restarts are judged by it
     try:
         rank = _rank.decode(fields.get("data_parallel_rank", ABSENT))
     except UNREADABLE:
-        rank = None  # the stream's own rank counts; this one is shown alone
+        rank = None  # the stream's own rank counts; this one is only shown
     return ts, _raw_list.decode(fields["events"]), rank
 
 

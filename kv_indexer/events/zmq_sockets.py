@@ -1,9 +1,9 @@
 """A publisher's ZMQ sockets: live events (SUB) and replay (DEALER to its ROUTER).
 
-ZMQ would reconnect by itself and say nothing. A pod that went away may come back as another process, so here a lost
-connection is an error that starts a new session. vLLM's ROUTER drops batches, the end marker included, when the reader
-lags (it has no high-water mark). So each replay request has a socket of its own that only receives, and what has come
-through is kept while the rest is asked for again.
+ZMQ would reconnect silently. A pod that went away may come back as another process, so here a lost connection is an
+error that starts a new session. vLLM's ROUTER drops batches, even the end marker, if the reader lags (it has no
+high-water mark). So each replay request has its own socket that only receives, and received batches are kept while the
+missing ones are requested again.
 """
 
 import asyncio
@@ -13,36 +13,43 @@ from collections.abc import Callable, Sequence
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from kv_indexer.events.sequence import Frame, ReplayAnswer, is_replay_end, parse_live, parse_replay, replay_request
+from kv_indexer.events.sequence import (
+    BATCH_LIMIT,
+    Frame,
+    History,
+    ReplayAnswer,
+    is_replay_end,
+    parse_live,
+    parse_replay,
+    replay_request,
+)
 from kvmesh.errors import FeedLostError
 
-RECEIVE_LIMIT, RECEIVE_BYTES = 64, 4 << 20  # batches handed over at once, and their bytes
-DRAIN_LIMIT = 1024  # messages looked at in one go, malformed ones included
-QUEUE_LIMIT = 10_000  # batches that may wait, as many as a publisher's replay buffer has by default
-QUEUE_BYTES, LEAST_QUEUE_BYTES = 16 << 20, 1 << 20  # that these may take; shared by a pod's ranks
-MESSAGE_LIMIT = 32 << 20  # bytes of one message; a step of 8,192 tokens has 40 kB
-LEAST_MESSAGE_LIMIT = 6 << 20  # likewise, of each of many ranks; a step that fills a cache of a million tokens
+RECEIVE_LIMIT, RECEIVE_BYTES = 64, 4 << 20  # limits on one hand-over: batches and their bytes
+DRAIN_LIMIT = 1024  # messages read in one go, malformed ones included
+QUEUE_LIMIT = 10_000  # waiting batches, as many as a publisher's replay buffer has by default
+QUEUE_BYTES, LEAST_QUEUE_BYTES = 16 << 20, 1 << 20  # limits on their bytes; a pod's ranks share the first
+MESSAGE_LIMIT = 32 << 20  # bytes of one message; a step of 8,192 tokens takes 40 kB
+LEAST_MESSAGE_LIMIT = 6 << 20  # minimum for each of many ranks: a step that fills a cache of a million tokens
 HEARTBEAT_SECONDS = 5.0
 KEEPALIVE_SECONDS = 5
-ANSWER_SECONDS = 15  # that a heartbeat may take to be answered, however rare heartbeats are
-HEARTBEATS_MISSED = 3  # then the publisher is gone, or the way to it; libzmq answers by itself, however busy the pod is
+ANSWER_SECONDS = 15  # time for the answer to a heartbeat, however rare heartbeats are
+HEARTBEATS_MISSED = 3  # then the publisher or the path to it is gone; libzmq answers even if the pod is busy
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _WATCHED = _GONE | zmq.EVENT_HANDSHAKE_SUCCEEDED
-_READABLE = int(zmq.POLLIN)  # plain integers: with pyzmq's enums the test costs more than what it tests
-BATCH_LIMIT = 4096  # of one answer: what is not yet decoded must not fill the memory
-BYTE_LIMIT = 64 << 20
+_READABLE = int(zmq.POLLIN)  # plain integers: with pyzmq's enums the test would cost more than the call
 ROUNDS_WITHOUT_PROGRESS = 2
-PATIENCE_LIMIT = 4  # times the default silence, for a publisher that is slow to answer
+PATIENCE_LIMIT = 4  # greatest factor on the deadlines of a slow publisher
 YIELD_EVERY = 256  # messages, so that other streams are served meanwhile
 
 
 def limits(ranks: int) -> tuple[int, int]:
-    """Return how many bytes one message may have, and those that wait, of each of a pod's ranks."""
+    """Return two limits for each of a pod's ranks: the bytes of one message, and the bytes of waiting messages."""
     return max(MESSAGE_LIMIT // ranks, LEAST_MESSAGE_LIMIT), max(QUEUE_BYTES // ranks, LEAST_QUEUE_BYTES)
 
 
 class SocketSignals:
-    """Wakes one waiter when something may have come on any of these sockets. Close it before the sockets.
+    """Wakes one waiter when a message may have arrived on any of these sockets. Close it before the sockets.
 
     `on_signal` is called first.
     """
@@ -59,10 +66,10 @@ class SocketSignals:
             self._descriptors.append(descriptor)
 
     async def wait(self, *, timeout_seconds: float) -> None:
-        """Return when something may have come, or after the timeout.
+        """Return when a message may have arrived, or after the timeout.
 
-        Call it only after a read of each socket that found nothing, with no other await since: what comes after those
-        reads is signalled, what came before them is not.
+        Call it only after a read of each socket that found nothing, with no other await in between: only later arrivals
+        are signalled.
         """
         self._waiter = waiter = self._loop.create_future()
         timer = self._loop.call_later(timeout_seconds, _wake, waiter)
@@ -73,18 +80,18 @@ class SocketSignals:
             self._waiter = None
 
     def wake(self) -> None:
-        """Have the waiter return, though nothing has come."""
+        """Wake the waiter without a message."""
         _wake(self._waiter)
 
     def close(self) -> None:
-        """Leave the event loop; a descriptor's number may be another file's soon."""
+        """Leave the event loop, which must not watch the descriptor's number once it belongs to another file."""
         while self._descriptors:
             self._loop.remove_reader(self._descriptors.pop())
         _wake(self._waiter)
 
     def _signalled(self, socket: "zmq.Socket[bytes]", descriptor: int) -> None:
         try:
-            # takes the signal back, or else the loop would spin until the socket is read
+            # resets the signal; otherwise the loop would spin until the socket is read
             socket.getsockopt(zmq.EVENTS)
         except zmq.ZMQError:
             self._loop.remove_reader(descriptor)  # closed meanwhile; the next read fails
@@ -101,9 +108,9 @@ def _wake(waiter: "asyncio.Future[None] | None") -> None:
 class ZmqLiveEvents:
     """Subscribes to everything that one publisher sends.
 
-    What has come is taken from the socket at once, and dropped where too much waits already: then there is a gap, and
-    the replay has it. libzmq must not keep it: it bounds the number of messages, not their bytes, and it aborts the
-    process (`!_io_error`, 4.3.5) if a heartbeat is due while it has stopped reading and the peer is gone.
+    Arriving messages are taken from the socket at once, and dropped if too many wait already: the gap is then filled by
+    a replay. They must not wait in libzmq: it limits the number of messages, not their bytes, and it aborts the process
+    (`!_io_error`, 4.3.5) if a heartbeat is due while it has stopped reading and the peer is gone.
     """
 
     def __init__(
@@ -116,11 +123,11 @@ class ZmqLiveEvents:
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         ranks: int = 1,
     ) -> None:
-        """Take the number of `ranks` that share what their pod may send."""
+        """`ranks`: how many ranks share the limits of their pod."""
         self._message_limit, self._queue_bytes = limits(ranks)
         self._waiting: deque[Frame] = deque()
         self._waiting_bytes = 0
-        self._more: asyncio.Handle | None = None  # to take later what is left in the socket
+        self._more: asyncio.Handle | None = None  # the call that will read the rest of the socket
         self._context = context
         self._address = address
         self._on_malformed = on_malformed
@@ -136,18 +143,18 @@ class ZmqLiveEvents:
         self.close()
         self._socket = socket = self._context.socket(zmq.SUB)
         socket.linger = 0
-        socket.rcvhwm = 0  # none: see the class's docstring
+        socket.rcvhwm = 0  # no limit: see the class's docstring
         socket.maxmsgsize = self._message_limit
         socket.ipv6 = True
         socket.reconnect_ivl = -1  # see the module's docstring
-        # a peer that vanished silently (power, network) leaves a connection that looks merely quiet; the kernel
-        # asks for it at no cost of ours, and heartbeats ask the process behind any proxy in between
+        # The connection of a peer that vanished silently (power, network) looks merely quiet. The kernel's keepalives
+        # find this out at no cost of ours; heartbeats also ask the process behind a proxy.
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = KEEPALIVE_SECONDS
         socket.tcp_keepalive_cnt = HEARTBEATS_MISSED
         socket.setsockopt(zmq.TCP_MAXRT, KEEPALIVE_SECONDS * HEARTBEATS_MISSED * 1000)  # for heartbeats under way
         socket.heartbeat_ivl = self._heartbeat_ms
-        # not so long that an answer has to be looked for behind the next heartbeats of thousands of other sockets
+        # a longer one would let the answer wait behind the next heartbeats of thousands of other sockets
         socket.heartbeat_timeout = min(self._heartbeat_ms * HEARTBEATS_MISSED, ANSWER_SECONDS * 1000)
         socket.subscribe(b"")
         self._monitor = socket.get_monitor_socket(_WATCHED)
@@ -176,7 +183,7 @@ class ZmqLiveEvents:
             if self._more is None and self._signals is not None:
                 await self._signals.wait(timeout_seconds=left)
             else:
-                await asyncio.sleep(0)  # more has come already, so nothing would be signalled
+                await asyncio.sleep(0)  # more messages are there already, and will not be signalled
 
     @property
     def waiting(self) -> int:
@@ -221,7 +228,7 @@ class ZmqLiveEvents:
         return shook
 
     def _fill(self) -> None:
-        """Empty the socket, or begin to: others come first after DRAIN_LIMIT messages."""
+        """Empty the socket, up to DRAIN_LIMIT messages: then other streams come first."""
         if self._more is not None:
             self._more.cancel()
             self._more = None
@@ -236,7 +243,7 @@ class ZmqLiveEvents:
             elif len(self._waiting) < QUEUE_LIMIT and self._waiting_bytes < self._queue_bytes:
                 self._waiting.append(frame)
                 self._waiting_bytes += len(frame.payload)
-        # what is left is not signalled again
+        # the remaining messages are not signalled again
         self._more = asyncio.get_running_loop().call_soon(self._fill)
 
     def _take(self) -> Sequence[Frame]:
@@ -251,79 +258,14 @@ class ZmqLiveEvents:
 
 
 def _is_readable(socket: "zmq.Socket[bytes]") -> bool:
-    """Ask before each read: an exception for every read that finds nothing would cost four times as much."""
+    """Check before each read: an exception for every empty read would cost four times as much."""
     events = socket.getsockopt(zmq.EVENTS)
     assert isinstance(events, int)
     return bool(events & _READABLE)
 
 
-class History:
-    """What came through of one replay, in whatever order and however often; holds no sockets.
-
-    Batches behind a hole are kept until it is filled: where each message is dropped with some probability, those in
-    front of the first hole alone would hardly ever grow.
-    """
-
-    def __init__(self, start_seq: int) -> None:
-        self.next_seq = start_seq  # the first that is missing
-        self.ended = False
-        self.contradicts_itself = False  # two different batches under one number: another process has answered
-        self._frames: list[Frame] = []
-        self._behind: dict[int, Frame] = {}
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._frames) + len(self._behind)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the caller should take what there is before more is asked for."""
-        return len(self) >= BATCH_LIMIT or self._bytes >= BYTE_LIMIT
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the publisher has sent the end marker, and there is no hole."""
-        return self.ended and not self._behind
-
-    def last_hole(self) -> int | None:
-        """Return the last batch that is missing; None if the end is not known."""
-        if not self.ended:
-            return None
-        seq = max(self._behind, default=self.next_seq)
-        while seq in self._behind:
-            seq -= 1
-        return seq
-
-    def add(self, frame: Frame) -> bool:
-        """Take a batch; False if it brings nothing."""
-        known = self._behind.get(frame.seq)
-        if known is not None:
-            self.contradicts_itself = self.contradicts_itself or known.payload != frame.payload
-            return False
-        if frame.seq < self.next_seq:
-            return False
-        self._behind[frame.seq] = frame
-        self._bytes += len(frame.payload)
-        while self.next_seq in self._behind:
-            self._frames.append(self._behind.pop(self.next_seq))
-            self.next_seq += 1
-        return True
-
-    def answer(self) -> ReplayAnswer:
-        """Return what is in front of the first hole."""
-        if self.contradicts_itself:
-            return ReplayAnswer(frames=(), ended=False)
-        last_hole = self.last_hole() if self._behind else None
-        return ReplayAnswer(
-            frames=tuple(self._frames),
-            ended=self.is_complete,
-            next_seq=min(self._behind, default=None),
-            whole_from=None if last_hole is None else last_hole + 1,
-        )
-
-
 class ZmqReplaySource:
-    """Asks one publisher for its past."""
+    """Requests one publisher's past batches."""
 
     def __init__(
         self,
@@ -335,7 +277,7 @@ class ZmqReplaySource:
         silence_seconds: float = 0.5,
         ranks: int = 1,
     ) -> None:
-        """Take the number of `ranks` that share what their pod may send."""
+        """`ranks`: how many ranks share the limits of their pod."""
         self._message_limit, _ = limits(ranks)
         self._context = context
         self._address = address
@@ -345,7 +287,7 @@ class ZmqReplaySource:
         self._patience = 1
 
     async def replay(self, start_seq: int) -> ReplayAnswer:
-        """Return all batches from `start_seq` on; asks again for what was dropped while each round brings something."""
+        """Return all batches from `start_seq` on; request missing ones again as long as each round brings some."""
         history = History(start_seq)
         fruitless = 0
         while fruitless < ROUNDS_WITHOUT_PROGRESS and not history.is_full and not history.contradicts_itself:
@@ -354,12 +296,12 @@ class ZmqReplaySource:
             if history.is_complete or not is_answered:
                 break
             fruitless = 0 if len(history) > before else fruitless + 1
-        # a slow publisher must not be asked again and again for what it is still about to send
+        # a slow publisher must not be asked again and again for batches that it is still about to send
         self._patience = 1 if history.ended else min(self._patience * 2, PATIENCE_LIMIT)
         return history.answer()
 
     async def _round(self, history: History) -> bool:
-        """Ask once from the first hole on; tell whether anything was answered."""
+        """Ask once, from the first hole on; tell whether anything was answered."""
         socket = self._context.socket(zmq.DEALER)
         try:
             socket.linger = 0
@@ -387,7 +329,7 @@ class ZmqReplaySource:
             try:
                 parts = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                # what brings nothing does not put the deadline off, however much of it there is
+                # a message without news does not extend the deadline, however many there are
                 left = deadline - clock()
                 if left <= 0:
                     break

@@ -1,7 +1,7 @@
 """Brings one stream up to date by replay, however badly the replay socket behaves.
 
-It always ends, after a bounded number of requests without progress. What is missing then is lost for good; a new epoch
-begins, because without the removals among the lost batches nothing older may be believed.
+It always ends, after a bounded number of requests without progress. Batches that are missing then are lost for good,
+perhaps with removals among them: no older block can be trusted any more, so a new epoch begins.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 NO_REPLAY = "no-replay-endpoint"
 UNANSWERED = "replay-unanswered"
 TRUNCATED = "history-truncated"
-LOOK_SECONDS = 1.0  # for live batches, at most, while a replay is under way
+LOOK_SECONDS = 1.0  # longest wait for live batches during a replay
 
 
-# asks once for all batches from a number on; a publisher that cannot be reached gives an empty answer
+# requests all batches from a number on, once; an unreachable publisher gives an empty answer
 Replay = Callable[[int], Awaitable[ReplayAnswer]]
 
 
@@ -32,20 +32,20 @@ class LiveEvents(Protocol):
     """A publisher's live socket."""
 
     async def connect(self) -> None:
-        """Connect again, dropping what an earlier connection still held; raise FeedLostError."""
+        """Connect again and drop everything received on an earlier connection. Raise FeedLostError."""
 
     async def receive(self, *, timeout_seconds: float) -> Sequence[Frame]:
-        """Return what has arrived, at most a few dozen batches; empty on timeout. Raise FeedLostError."""
+        """Return the arrived batches, at most a few dozen; empty on timeout. Raise FeedLostError."""
 
     @property
     def waiting(self) -> int:
-        """How many batches have come and can be received at once."""
+        """The number of batches that can be received at once."""
 
     def interrupt(self) -> None:
-        """Have a `receive` that waits return at once, with what has arrived or with nothing."""
+        """Make a waiting `receive` return at once, with the arrived batches or none."""
 
     def check(self) -> None:
-        """Raise FeedLostError if the connection has gone since `connect`: who is there now may be another process."""
+        """Raise FeedLostError if the connection was lost since `connect`: the peer may now be another process."""
 
     def close(self) -> None:
         """Close at once."""
@@ -55,30 +55,30 @@ class LiveEvents(Protocol):
 class RecoveryPolicy:
     """How hard to try."""
 
-    attempts_without_progress: int = 3  # replays that bring nothing new, before a batch counts as lost for good
-    batches_per_change: int = 64  # applied in one atomic step, at most
+    attempts_without_progress: int = 3  # replays without news before a batch counts as lost for good
+    batches_per_change: int = 64  # maximum applied in one atomic step
     idle_seconds: float = 1.0  # without a batch; then the stored position is checked
-    idle_probes: int = 1  # idle spells before the publisher itself is asked for what we may have missed
-    quiet_probe_limit: int = 80  # times as long, where it had nothing new; doubles up to this
-    unknown_probe_limit: int = 10  # likewise, where it does not say since when it runs
-    unconfirmed_seconds: float = 30.0  # without a batch, where it cannot be asked for what we may have missed
-    behind_seconds: float = 1.0  # that batches may have waited before what they leave in doubt does not count
-    retry_seconds: float = 0.25  # after a lost pod; doubles up to the limit
+    idle_probes: int = 1  # idle periods before the publisher is asked for missed batches
+    quiet_probe_limit: int = 80  # factor on that time if there was nothing new; doubles up to this
+    unknown_probe_limit: int = 10  # the same if the publisher's start time is unknown
+    unconfirmed_seconds: float = 30.0  # without a batch, if the publisher cannot be asked for missed ones
+    behind_seconds: float = 1.0  # maximum age of a backlog before the stream is shown as behind
+    retry_seconds: float = 0.25  # after a pod was lost; doubles up to the limit
     retry_limit_seconds: float = 2.0
-    identity_seconds: float = 5.0  # between questions for the publisher's start time
-    orphan_seconds: float = 1.0  # between looks for lost parents on other pods; doubles up to the limit
+    identity_seconds: float = 5.0  # between requests for the publisher's start time
+    orphan_seconds: float = 1.0  # between searches for missing parents on other pods; doubles up to the limit
     orphan_limit_seconds: float = 30.0
-    heal_seconds: float = 15.0  # before a degraded source asks for the whole history again; doubles up to the limit
+    heal_seconds: float = 15.0  # before a degraded source requests the whole history again; doubles up to the limit
     heal_limit_seconds: float = 600.0
-    free_restarts: int = 4  # contradictions of a publisher in `calm_seconds`, before it has to wait
-    free_gaps: int = 32  # likewise, gaps
-    free_holes: int = 8  # likewise, gaps that cannot be filled, each of which voids what the stream claims
-    unstable_limit_seconds: float = 30.0  # the longest such wait
+    free_restarts: int = 4  # contradictions of a publisher per `calm_seconds`, before it has to wait
+    free_gaps: int = 32  # gaps, the same
+    free_holes: int = 8  # the same for gaps that cannot be filled: each voids all claims of the stream
+    unstable_limit_seconds: float = 30.0  # longest of these waits
     calm_seconds: float = 60.0
 
 
 class OvertakenError(Exception):
-    """A live batch that cannot be applied as it comes has to be dealt with before the replay that was under way."""
+    """A live batch that cannot be applied as it is must be handled before the replay continues."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         super().__init__("a live batch comes first")
@@ -101,7 +101,7 @@ class CatchUp:
         on_restart: Callable[[], Awaitable[None]],
         on_hole: Callable[[], Awaitable[None]],
     ) -> None:
-        """Take what to call before what the stream claims is not its present, and after a new epoch.
+        """`on_doubt` is called before the claims of the stream become stale; the other two after a new epoch.
 
         `on_restart` is for another process, `on_hole` for batches that are lost for good. Both may raise to end the
         session, or let batches pass.
@@ -115,26 +115,27 @@ class CatchUp:
         self._on_doubt = on_doubt
         self._on_restart = on_restart
         self._on_hole = on_hole
-        self.is_silent = False  # the replay socket did not answer when last asked
+        self.is_silent = False  # the replay socket did not answer the last request
 
     @property
     def trouble(self) -> str:
-        """Why batches that are missed now could not be had again, or ""."""
+        """Why batches missed now could not be replayed, or ""."""
         return NO_REPLAY if self._replay is None else UNANSWERED if self.is_silent else ""
 
     async def complete(
         self, *, probe: bool, goal: int = -1, same_process: bool = False, beside_live: bool = False
     ) -> None:
-        """Replay until the publisher says that there is no more, `goal` included.
+        """Replay until the publisher has no more batches, at least up to `goal`.
 
-        A probe starts at our own last batch to see who is there; `same_process` says that this is known already.
-        `beside_live`: what we have counts meanwhile, so live batches are applied as they come. Raise OvertakenError.
+        A probe starts at our own last batch to check that the publisher is the same process; `same_process` says that
+        this is known already. `beside_live` applies live batches as they come, because the stream's blocks stay in use
+        meanwhile. Raise OvertakenError.
         """
         if self._replay is None:
             return
         probe = probe and self._applier.position.last_seq >= 0
         fruitless = 0
-        answered, mute = False, self.is_silent  # of a publisher that was silent the last time one attempt is enough
+        answered, mute = False, self.is_silent  # one attempt is enough for a publisher that was silent last time
         while fruitless < self._policy.attempts_without_progress:
             asked = self._applier.position
             answer = await self._ask(self._replay, asked.last_seq + (not probe), beside_live=beside_live)
@@ -145,7 +146,8 @@ class CatchUp:
             answered = answered or _says_something(answer)
             if probe and answer.ended | bool(answer.frames):
                 verdict = _judge(asked, answer)
-                # all of an answer but its end may have been dropped on the way: an empty one is asked for again
+                # everything but the end of an answer may have been dropped on the way: an empty answer is requested
+                # again
                 is_sure = verdict is Probe.RESTARTED or fruitless + 1 == self._policy.attempts_without_progress
                 if verdict is Probe.RESTARTED or (verdict is Probe.EMPTY and is_sure and not same_process):
                     await self.restart("its replay does not continue ours")
@@ -157,25 +159,25 @@ class CatchUp:
                 break
             fruitless = 0 if position.last_seq > asked.last_seq else fruitless + 1
             if answer.next_seq == asked.last_seq + 1 and same_process:
-                probe = False  # our last batch is just beyond its memory, the next is not
+                probe = False  # our last batch has just left its buffer, the next one has not
             elif fruitless == self._policy.attempts_without_progress and answer.next_seq is not None:
-                # behind the last hole, not the first: each voids all before it
+                # behind the last hole, not the first: each hole voids everything before it
                 await self.give_up_before(answer.whole_from or answer.next_seq, TRUNCATED)
                 fruitless, probe = 0, False
         self._note_answer(answered)
 
     async def close_gap(self, seq: int) -> None:
-        """Get what is missing before live batch `seq`, or give it up."""
+        """Replay the batches missing before live batch `seq`, or give them up."""
         self._telemetry.gap(self._stream)
         missing = self._applier.position.last_seq + 1
         log.warning("%s: batches %d to %d are missing", self._stream.name, missing, seq - 1)
-        if not self.trouble:  # who did not answer is asked again by `heal`: live batches would wait here
+        if not self.trouble:  # `heal` retries a silent publisher: live batches would wait here
             await self.complete(probe=False, goal=seq - 1)
         if self._applier.position.last_seq < seq - 1:
             await self.give_up_before(seq, self.trouble or TRUNCATED)
 
     async def restart(self, sign: str) -> None:
-        """Void what another process has published, and replay from the start."""
+        """Void the blocks of the old process, and replay from the start."""
         log.warning("%s: the publisher has restarted (%s); its old blocks are void", self._stream.name, sign)
         await self._on_doubt()
         await self._applier.begin_epoch()
@@ -183,12 +185,12 @@ class CatchUp:
         await self.complete(probe=False)
 
     async def void(self, reason: str) -> None:
-        """Void what may be another process's: the publisher cannot be identified."""
+        """Void blocks that may be another process's: the publisher cannot be identified."""
         log.warning("%s may be another process than before (%s); its old blocks are void", self._stream.name, reason)
         await self._applier.begin_epoch(degraded=reason)
 
     async def give_up_before(self, seq: int, reason: str) -> None:
-        """Batches before `seq` are lost, and with them the proof that older blocks are still there."""
+        """Begin a new epoch: batches before `seq` are lost, and their removals with them."""
         log.error(
             "%s: batch %d and all before it are lost for good (%s); keeping only what follows",
             self._stream.name,
@@ -200,11 +202,11 @@ class CatchUp:
         await self._on_hole()
 
     async def skip_to(self, seq: int) -> None:
-        """Begin anew behind batch `seq`, as if all up to it were lost."""
+        """Begin a new epoch after batch `seq`, as if everything up to it were lost."""
         await self._applier.begin_epoch(last_seq=seq, degraded=self.trouble or TRUNCATED)
 
     async def heal(self) -> None:
-        """Make a source exact again if the publisher can give its whole history after all, else change nothing.
+        """Make a source exact again if the publisher can replay its whole history after all; otherwise change nothing.
 
         Live batches are applied as they come. Raise OvertakenError.
         """
@@ -259,11 +261,11 @@ class CatchUp:
         for first in range(0, len(frames), step):
             halt = await self._applier.apply(frames[first : first + step])
             if halt is not None and halt.action is BatchAction.RESTART and halt.sign == OTHER_SIZE:
-                # one process's own history has both sizes
+                # the history of a single process has both sizes
                 log.error("%s: its block size changes while it runs; only the first is indexed", self._stream.name)
                 self._applier.accept_block_sizes()
                 halt = await self._applier.apply(halt.frames)
-            if halt is not None:  # the index is elsewhere by now; the next request starts from there
+            if halt is not None:  # the index has another position now; the next request starts there
                 break
         self._telemetry.replayed(self._stream, batches=max(self._applier.position.last_seq - before, 0))
 
@@ -274,7 +276,7 @@ class CatchUp:
 
 
 def _judge(asked: StreamPosition, answer: ReplayAnswer) -> Probe:
-    """Judge the answer to a probe by where the stream stood when it was asked for."""
+    """Judge the answer to a probe by the stream's position at the time of the request."""
     first = answer.frames[0] if answer.frames else None
     return judge_probe(
         last_seq=asked.last_seq,

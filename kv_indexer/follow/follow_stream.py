@@ -1,7 +1,7 @@
-"""Keeps one stream of one pod true in the index, for as long as this indexer holds the claim on it.
+"""Keeps one stream's entries in the index correct, for as long as this indexer holds the claim on it.
 
-Subscribe first, then replay, then live, so that nothing falls between the two. Every way a stream can go wrong leads
-back to one of three steps: replay from the first missing batch, a new epoch, or a new session.
+Subscribe first, then replay, then live, so that nothing is lost in between. Every failure of a stream leads back to one
+of three steps: replay from the first missing batch, a new epoch, or a new session.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ from kvmesh.errors import (
 
 log = logging.getLogger(__name__)
 
-ASKED_AT_FIRST = 2  # probes that the replay of a new session counts for, in a large fleet
-DOUBLINGS = 16  # beyond these every limit is reached
-FEW = 8  # batches at once that show no backlog: what a publisher sends while we apply the ones before
-MISSING = "missing-batches"  # why a stream is lost that has gaps too often
-BEHIND = "behind"  # why a stream is replaying whose batches come faster than they are applied
+ASKED_AT_FIRST = 2  # probes that a new session's replay replaces, in a large fleet
+DOUBLINGS = 16  # every limit is reached by then
+FEW = 8  # up to this many batches at once are no backlog: the publisher sent them while we applied the last ones
+MISSING = "missing-batches"  # why a stream with too frequent gaps is lost
+BEHIND = "behind"  # why a stream is replaying: its batches arrive faster than they are applied
 
 
 class StreamFollower:
@@ -69,18 +69,18 @@ class StreamFollower:
         on_lost: Callable[[], None] = lambda: None,
         quiet_limit_seconds: Callable[[], float] = lambda: inf,
     ) -> None:
-        """Take what the follower asks and calls.
+        """Take the follower's callbacks and sources.
 
-        `started_at` returns when the publisher's process started, in its own unix seconds; None where that cannot be
-        known within a bounded time. `slowdown` returns how much rarer than by the policy a quiet publisher is looked
-        at. `registered` returns the registry's record of the stream, if it was read within so many seconds. With
-        `subscribe` a changed record wakes the follower, so that a quiet stream sleeps until there is something to do;
-        without, it looks every `idle_seconds`. `on_lost` is called when the publisher cannot be heard any more.
-        `quiet_limit_seconds` returns how long a quiet publisher may be left alone at most, if that is less than by the
-        policy: a few streams can all be asked often.
+        `started_at` returns when the publisher's process started, in unix seconds by its own clock, or None if it
+        cannot tell within a bounded time. `slowdown` is the factor by which checks of a quiet publisher are rarer than
+        in the policy. `registered` returns the registry's record of the stream, if read within the given number of
+        seconds. With `subscribe` a changed record wakes the follower, so that a quiet stream sleeps until there is
+        work; without, the follower checks every `idle_seconds`. `on_lost` is called when the publisher can no longer be
+        heard. `quiet_limit_seconds` returns a limit on the time between two probes of a quiet publisher, if shorter
+        than the policy's: a few streams can all be probed often.
 
-        `start_limit` is entered to take the stream up for the first time: when thousands begin at once, each would find
-        all its deadlines passed.
+        `start_limit` is entered to start the stream for the first time: if thousands started at once, all deadlines of
+        each would pass before its turn.
         """
         self._claim = claim
         self._name = claim.stream.name
@@ -98,9 +98,9 @@ class StreamFollower:
         self._subscribe = subscribe
         self._waits_since: float | None = None  # for a batch
         self._quiet_limit_seconds = quiet_limit_seconds
-        self._quiet_probes = 0  # in a row that brought nothing
-        self._heard_at = -inf  # when a batch last showed that none before it is missing
-        self._offset: float | None = None  # of our clock to the publisher's, without a backlog between them
+        self._quiet_probes = 0  # consecutive probes without news
+        self._heard_at = -inf  # when a batch last showed that no earlier one is missing
+        self._offset: float | None = None  # of our clock to the publisher's, measured without a backlog
         self._is_behind = False
         self._spread = crc32(self._name.encode()) / (1 << 32)
         self._catch_up = CatchUp(
@@ -122,12 +122,12 @@ class StreamFollower:
             self._restraint(free) for free in (policy.free_restarts, policy.free_gaps, policy.free_holes)
         )
         self._started_at: float | None = None  # of the process whose blocks the index has
-        self._seen_started_at: float | None = None  # as it is now
+        self._seen_started_at: float | None = None  # as last reported
         self._asked_started_at: float | None = None  # as it was before the replay
         self._heal_at = self._orphans_at = 0.0
         self._heal_delay, self._orphan_delay = policy.heal_seconds, policy.orphan_seconds
         self._orphans = 0
-        self._said_orphans: int | None = None  # as telemetry knows it
+        self._said_orphans: int | None = None  # as the telemetry shows it
 
     async def run(self) -> None:
         """Follow the stream through every failure, until the claim has passed to another indexer."""
@@ -143,7 +143,7 @@ class StreamFollower:
             watch.cancel()
 
     async def _attempt(self) -> float:
-        """Hold one session; return how long to wait before the next."""
+        """Run one session; return how long to wait before the next."""
         try:
             await self._session()
         except LeaseLostError:
@@ -152,7 +152,7 @@ class StreamFollower:
             # the lease book registers it again; then it is rebuilt by replay
             await self._state.show_lost(str(error), error.reason)
         except IndexUnavailableError as error:
-            # what the pod says meanwhile is replayed afterwards
+            # the pod's batches of the meantime are replayed afterwards
             await self._state.show_lost(f"cannot write the index, waiting: {error}", error.reason)
         except UnstablePublisherError as error:
             await self._state.show_lost(str(error), error.reason, is_unheard=True)
@@ -175,7 +175,7 @@ class StreamFollower:
             self._heal_at = self._clock() + self._heal_delay
             self._offset, self._is_behind = None, False
             stale_since = self._clock()
-            # of a large fleet all begin at once, and each has just been asked for what it has
+            # a large fleet starts all streams at once, and each has just been probed by its replay
             self._quiet_probes = ASKED_AT_FIRST if self._slowdown() > 1 and self._started_at is not None else 0
             while True:
                 before = self._applier.position
@@ -209,7 +209,6 @@ class StreamFollower:
             self._waits_since = None
 
     def _patience(self, stale_since: float) -> float:
-        """Return how long to wait for a batch: until something else is due."""
         if self._subscribe is None:
             return self._idle_seconds()
         due = stale_since + self._probe_seconds()
@@ -223,9 +222,9 @@ class StreamFollower:
         return max(due - now, 0.0)
 
     def _check_record(self, record: StreamRecord | None, asked_at: float) -> bool:
-        """Wake up if the record, asked for while we wait, is not what we have written; tell whether it is.
+        """Wake up if the record, read while we wait, differs from the one that we wrote; tell whether it is ours.
 
-        A record that was asked for before may be older than what we have written since: then the next one counts.
+        A record read before we began to wait may be older than our last write: then the next record counts.
         """
         is_ours = self._is_ours(record)
         if not is_ours and self._waits_since is not None and asked_at > self._waits_since:
@@ -238,7 +237,7 @@ class StreamFollower:
         is_in_step = await self._applier.is_in_step()
         self._state.note_recorded()
         if not is_in_step:
-            await self._show_replaying()  # what it has now may be older than what we had
+            await self._show_replaying()  # the index may now have an older state than ours
             await self._catch_up.complete(probe=True)
 
     def _is_ours(self, record: StreamRecord | None) -> bool:
@@ -250,11 +249,11 @@ class StreamFollower:
         )
 
     async def _check_progress(self, before: StreamPosition, stale_since: float) -> float:
-        """Ask who is there after a while without a new batch; return since when there is none.
+        """Probe the publisher after a while without a new batch; return since when there has been none.
 
-        A lost last batch has no follower that would show the gap, and what another process says may look like what is
-        known already. Once a probe has brought nothing, neither is likely while the connection holds and the start time
-        stays the same: then the next ones are rarer.
+        If the last batch was lost, no later one shows the gap; and the batches of another process may look like known
+        ones. Once a probe has brought nothing, both are unlikely as long as the connection holds and the start time
+        stays the same: further probes are rarer.
         """
         now, position = self._clock(), self._applier.position
         if (position.epoch, position.last_seq) != (before.epoch, before.last_seq):
@@ -271,8 +270,8 @@ class StreamFollower:
         return self._clock()
 
     def _probe_seconds(self) -> float:
-        """Return after how long without a batch the publisher is asked."""
-        # thousands that began at once must not ask at once: none later than it would, the more the more spread
+        # streams that started together must not probe together: some probe earlier, the more spread the larger the
+        # fleet
         early = self._spread * (1 - 1 / self._slowdown()) / 2
         first = self._idle_seconds() * self._policy.idle_probes
         policy = self._policy
@@ -281,17 +280,14 @@ class StreamFollower:
         return (1 - early) * min(first * (1 << min(self._quiet_probes, DOUBLINGS)), longest)
 
     async def _beside_live(self, asking: Awaitable[None]) -> None:
-        """Ask the publisher while batches come; a gap or a restart that they show is dealt with first."""
+        """Probe the publisher while live batches are applied; a gap or a restart that they show is handled first."""
         try:
             await asking
         except OvertakenError as overtaken:
             await self._advance(overtaken.frames)
 
     def _note_backlog(self, frames: Sequence[Frame]) -> None:
-        """Find out by the publisher's own times whether its batches have to wait for us.
-
-        Clocks may differ: what a batch takes where nothing waits is compared with what it takes now.
-        """
+        """Compare the delay by the publisher's clock, which may differ, with that of a batch that did not wait."""
         last_ts = self._applier.position.last_ts
         offset = self._clock() - last_ts
         if len(frames) + self._live.waiting <= FEW or self._offset is None or not last_ts:
@@ -300,7 +296,7 @@ class StreamFollower:
             self._is_behind = True
 
     async def _take_up(self) -> None:
-        """Find out whether the publisher is still the one whose blocks the index has, and get what is missing."""
+        """Find out whether the publisher is still the process whose blocks the index has, and fetch missing batches."""
         position = self._applier.position
         before = position.started_at if position.started_at is not None else self._started_at
         now = self._seen_started_at = self._asked_started_at = await self._ask_started_at()
@@ -321,20 +317,19 @@ class StreamFollower:
             if halt is None:
                 return
             frames = halt.frames
-            await self._show_replaying()  # what is claimed now may be gone
+            await self._show_replaying()  # current claims may be stale
             if halt.action is BatchAction.RESTART:
                 await self._catch_up.restart(halt.sign)
                 continue
             wait = self._gaps.disturb(now=self._clock())
-            if wait:  # what comes meanwhile waits in the socket: one replay may fill many gaps
+            if wait:  # batches that arrive meanwhile wait in the socket: one replay may fill many gaps
                 await self._state.show(SourceState.LOST, MISSING)
                 await self._sleep(wait)
             await self._catch_up.close_gap(frames[0].seq)
-            # what was let pass is older than where we are now, and would look like another process's
+            # older batches than the position would look like another process's
             frames = [each for each in frames if each.seq > self._applier.position.last_seq]
 
     async def _look_after(self) -> None:
-        """Do what is due beside the batches."""
         if is_another_process(self._started_at, self._seen_started_at):
             await self._catch_up.restart("its process has another start time")
         now = self._clock()
@@ -349,7 +344,7 @@ class StreamFollower:
         return self._catch_up.trouble == UNANSWERED or self._applier.position.degraded in (TRUNCATED, UNANSWERED)
 
     async def _adopt_orphans(self, now: float) -> None:
-        """Look for lost parents elsewhere, ever more rarely while that leads nowhere and nothing new waits."""
+        """Search for missing parents elsewhere, ever more rarely while it is fruitless and no new orphans come."""
         waiting = self._applier.orphans
         if await self._applier.adopt_orphans() or waiting > self._orphans:
             self._orphan_delay = self._policy.orphan_seconds
@@ -374,7 +369,7 @@ class StreamFollower:
         return await self._ask_start() if self._ask_start is not None else None
 
     async def _note_started_at(self) -> None:
-        """Record whose blocks the index has from here on: not whose start time came in during the replay."""
+        """Record which process's blocks the index has from now on; start times seen during the replay do not count."""
         seen = self._asked_started_at
         if seen is not None and is_another_process(self._applier.position.started_at, seen) | (
             self._applier.position.started_at is None and self._started_at is None
@@ -385,13 +380,13 @@ class StreamFollower:
     async def _restrain_restarts(self) -> None:
         await self._show_replaying()
         self._asked_started_at = self._seen_started_at
-        await self._note_started_at()  # first, or else the same sign would begin the next epoch, too
+        await self._note_started_at()  # first, otherwise the same start time would also begin the next epoch
         wait = self._restarts.disturb(now=self._clock())
         if wait:
             raise UnstablePublisherError(f"{self._name} keeps contradicting itself", wait_seconds=wait)
 
     async def _restrain_holes(self) -> None:
-        """Let batches pass where gaps void all that is claimed again and again: each costs all readers a look."""
+        """Skip batches if gaps void all claims again and again: each epoch makes all readers read the registry."""
         await self._show_replaying()
         wait = self._holes.disturb(now=self._clock())
         if not wait:
@@ -423,7 +418,7 @@ class StreamFollower:
             await self._state.show(SourceState.DEGRADED if degraded else SourceState.LIVE, degraded)
 
     def _unconfirmed_at(self) -> float:
-        """Return when what is claimed becomes unconfirmed unless a batch comes: its last ones may have been lost."""
+        """Return when the claims become unconfirmed if no batch comes: the last batches may have been lost."""
         if not self._catch_up.trouble or not self._applier.position.block_sizes:
             return inf
         return self._heard_at + self._policy.unconfirmed_seconds

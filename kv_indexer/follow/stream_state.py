@@ -1,4 +1,4 @@
-"""Shows the state of one stream: in the index for all, in the telemetry, and once in the log."""
+"""Publishes the state of one stream: in the index, in the telemetry, and once in the log."""
 
 import logging
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _Shown = tuple[int, SourceState, str]  # epoch, state, reason
 
 
 class StreamState:
-    """What is shown of a stream, and what of it is known to be recorded."""
+    """The published state of a stream, and the one that the index is known to have."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class StreamState:
         position: Callable[[], StreamPosition],
         on_lost: Callable[[], None],
     ) -> None:
-        """Take `position` to ask where the stream is, and `on_lost` to call when it cannot be heard any more."""
+        """`position` returns the stream's position; `on_lost` is called when the publisher can no longer be heard."""
         self._claim = claim
         self._name = claim.stream.name
         self._writer = writer
@@ -32,7 +32,7 @@ class StreamState:
         self._position = position
         self._on_lost = on_lost
         self._said: _Shown | None = None  # in the log and the telemetry
-        self.recorded: _Shown | None = None  # in the index: epoch, state, reason; None: unknown
+        self.recorded: _Shown | None = None  # in the index; None if unknown
 
     async def show(self, state: SourceState, reason: str = "") -> None:
         """Show a state. Raise IndexUnavailableError, LeaseLostError."""
@@ -46,13 +46,13 @@ class StreamState:
         log.log(level, "%s is %s", self._name, f"{state} ({reason})" if reason else state)
 
     async def show_lost(self, message: str, reason: str, *, is_unheard: bool = False) -> None:
-        """Show that the session has ended, also where the index cannot be written. Raise LeaseLostError."""
+        """Show that the session has ended, even if the index cannot be written. Raise LeaseLostError."""
         shown = (self._position().epoch, SourceState.LOST, reason)
         if self._said != shown:  # logged once; the retries are silent
             self._said = shown
             log.error("%s is lost: %s", self._name, message)
             self._telemetry.state(self._claim.stream, state=SourceState.LOST, reason=reason)
-            if is_unheard:  # not for a failure of Redis, which concerns all streams at once
+            if is_unheard:  # not if Redis has failed, which concerns all streams at once
                 self._on_lost()
         try:
             await self._record(shown)
@@ -60,12 +60,11 @@ class StreamState:
             log.debug("cannot record yet that %s is lost: %s", self._name, error)
 
     def note_recorded(self) -> None:
-        """Take note of what the index says now: what we recorded may have been overwritten, or lost in a failover."""
+        """Take over the state from the index: our record may have been overwritten, or lost in a failover."""
         position = self._position()
         self.recorded = (position.epoch, position.state, position.reason) if position.state is not None else None
 
     async def _record(self, shown: _Shown) -> None:
-        """Record the state in the index, unless it is there; after a failure the next call tries again."""
         if self.recorded == shown:
             return
         epoch, state, reason = shown

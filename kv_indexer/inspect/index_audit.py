@@ -1,8 +1,8 @@
-"""What is under our prefix in Redis, read without believing any of it, and what must hold between the records. Pure.
+"""Reads everything under our prefix in Redis without trusting it, and checks the records against each other. Pure.
 
-A block key in Redis names the slots that hold it, and a slot's hash names the blocks that it holds: each must be the
-other's mirror. A lookup believes the first, the indexer removes by the second. `redis.keys` writes and reads the same
-format for the hot paths; this is a second reading of `docs/reference/redis.md`.
+A block key in Redis names the slots that hold it, and a slot's hash names its blocks: each must mirror the other.
+Lookups trust the first, removals the second. `redis.keys` writes and reads the same format for the hot paths; this is
+an independent second reader of the format in `docs/reference/redis.md`.
 """
 
 import json
@@ -19,25 +19,25 @@ BLOCKS = PREFIX + b"b"
 HELD = PREFIX + b"h"
 STREAM = PREFIX + b"stream:"
 BITMAP = b"B"
-# everything else that we write
+# all other keys that we write
 FIXED_KEYS = frozenset(
     PREFIX + name for name in (b"registry", b"slots", b"streams", b"heartbeat", b"indexers", b"pulses", b"findings")
 )
 KINDS = {
-    "extra": "a block key names a source that does not hold the block: requests are sent there in vain",
-    "missing": "a source holds a block whose key does not name it: a hit is lost",
-    "leftover": "a block key names a slot that no source has: the sweep has left something behind",
-    "holders": "a block key's value cannot be read, or is not in its one form",
-    "entry": "an entry of a source cannot be read",
-    "orphan-slot": "a slot holds blocks and is in no record: an idle sweep removes it within a minute",
-    "unnamed-slot": "a live slot that its stream does not name: nobody will remove its blocks",
-    "wrong-slot": "a stream names a slot that is not its own, is being swept, or does not exist",
-    "stream": "a stream's record is missing, or is not registered",
-    "counter": "a counter is behind what it has given out: an epoch or a fence could come twice",
-    "type": "a key is of another type than ours",
-    "foreign": "a key under our prefix that we do not write",
-    "unreadable": "a record that readers do not believe",
-    "unchecked": "more suspects than are looked at again: most are differences, or the index changes very fast",
+    "extra": "a block key names a source without the block: requests go there in vain",
+    "missing": "a source has a block whose key does not name it: a lost hit",
+    "leftover": "a block key names a slot without a source, left by the sweep",
+    "holders": "an unreadable value of a block key",
+    "entry": "an unreadable entry of a source",
+    "orphan-slot": "a slot with blocks and without a record; an idle sweep removes it within a minute",
+    "unnamed-slot": "a live slot that its stream does not name: its blocks would stay",
+    "wrong-slot": "a stream names a slot that is another's, being swept, or missing",
+    "stream": "a stream's record is missing or not registered",
+    "counter": "a counter is behind its issued numbers: an epoch or a fence could come twice",
+    "type": "a key of a wrong type",
+    "foreign": "an unknown key under our prefix",
+    "unreadable": "a record that readers ignore",
+    "unchecked": "too many suspects to check again: mostly differences, or very fast changes",
 }
 
 
@@ -47,28 +47,28 @@ class HeldBlock:
 
     block_key: bytes
     in_first_group: bool
-    fault: str = ""  # why the entry cannot be right, or ""
+    fault: str = ""  # why the entry cannot be correct, or ""
 
 
 def block_key_of(name: bytes) -> bytes | None:
-    """Return the block key that a Redis key stands for, or None if it stands for something else."""
+    """Return the block key in a Redis key's name, or None if it is no block's."""
     return name[len(BLOCKS) :] if name.startswith(BLOCKS) and len(name) == len(BLOCKS) + KEY_BYTES else None
 
 
 def slot_of(name: bytes) -> int | None:
-    """Return the slot whose blocks a Redis key holds, or None if it stands for something else."""
+    """Return the slot in the name of a Redis key for a slot's blocks, or None for any other key."""
     return slot_number(name[len(HELD) :]) if name.startswith(HELD) else None
 
 
 def slot_number(text: bytes) -> int | None:
-    """Read a slot in decimal, in the one form that counts."""
+    """Read a slot in decimal; only the canonical form counts."""
     if not text.isdigit() or len(text) > 4 or int(text) >= MAX_SLOTS or b"%d" % int(text) != text:
         return None
     return int(text)
 
 
 def read_holders(value: bytes) -> tuple[frozenset[int], str]:
-    """Return the slots that hold a block, and what is wrong with the value, or ""."""
+    """Return the slots that hold a block, and the fault of the value, or ""."""
     slot = slot_number(value)
     if slot is not None:
         return frozenset((slot,)), ""
@@ -100,18 +100,18 @@ def read_held(field: bytes, value: bytes) -> HeldBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Difference:
-    """One thing that is not as it must be."""
+    """One inconsistency."""
 
-    kind: str  # of KINDS
+    kind: str  # a key of KINDS
     where: str
     detail: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
 class Differences:
-    """Differences, all counted, the first ones listed."""
+    """Inconsistencies: all are counted, the first ones listed."""
 
-    limit: int  # how many are listed
+    limit: int  # on the listed ones
     listed: list[Difference] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -124,7 +124,7 @@ class Differences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotOwner:
-    """What the record of a slot says."""
+    """The content of a slot's record."""
 
     stream: str  # HOST:PORT#RANK
     tier: str
@@ -133,12 +133,12 @@ class SlotOwner:
 
     @property
     def label(self) -> str:
-        """Return how people name the source."""
+        """Return the source's name for people."""
         return f"{self.stream} {self.tier}" + ("" if self.live else " (waits for its sweep)")
 
 
 def read_owner(record: bytes) -> SlotOwner | None:
-    """Read a slot's record; None if it cannot be read."""
+    """Read a slot's record, or return None if it is malformed."""
     try:
         value = json.loads(record)
         owner = SlotOwner(
@@ -153,9 +153,9 @@ def read_owner(record: bytes) -> SlotOwner | None:
 
 
 def holds_several_groups(stream: Mapping[str, str]) -> bool:
-    """Tell whether a stream's blocks are held by several KV cache groups that are indexed.
+    """Tell whether several indexed KV cache groups hold the stream's blocks.
 
-    There a block key's bit is cleared by the first group that drops the block, and the others still hold it.
+    Then the first group that drops a block clears the bit in its block key, while the others still hold it.
     """
     try:
         groups = json.loads(stream.get("groups") or "{}")
@@ -171,7 +171,7 @@ def judge_records(
     held: Mapping[int, int],
     counters: Mapping[str, str],
 ) -> Iterator[Difference]:
-    """Compare the records of slots and streams with each other. `held`: slots that hold anything -> fields, or -1."""
+    """Compare the records of slots and streams with each other. `held`: non-empty slot -> its fields, or -1."""
     named: dict[int, set[str]] = {}
     for name, fields in streams.items():
         if "epoch" not in fields:

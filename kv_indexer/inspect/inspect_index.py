@@ -1,6 +1,6 @@
-"""What `kvmesh index` reports: the sources and their rates, what they take in Redis, and streams cleared by hand.
+"""The reports of `kvmesh index` (sources and rates, memory use in Redis), and streams cleared by hand.
 
-The field names of the reports are what `--json` prints and stay as they are. All but the clear only read.
+`-o json` prints the field names of the reports, so they must not change. Everything but the clear only reads.
 """
 
 import asyncio
@@ -13,22 +13,22 @@ from kvmesh.blocks.findings import Finding
 from kvmesh.blocks.source import Registry, SourceStatus
 from kvmesh.errors import UnknownSourceError
 
-# Bytes by the formula of docs/reference/redis.md: an entry of a source, a block key, and its value once it has several
+# Bytes by the formula of docs/reference/redis.md: an entry of a source, a block key, and its value if it has several
 # holders.
 HELD_BYTES = 85
 BLOCK_KEY_BYTES = 66
 BITMAP_BYTES = 40
-# What MEMORY USAGE leaves out: a key's share of Redis' table of all keys, 8 to 16 bytes. It counts a slot's number too,
-# which is an object that Redis has anyway, and no allocator's rounding: on Redis 6.2, 7.0 and Valkey 9.1 the sum was
-# within a ninth of what Redis really used.
+# MEMORY USAGE leaves out a key's share of Redis' table of all keys, 8 to 16 bytes. It counts the object of a slot's
+# number, which Redis has anyway, and ignores the allocator's rounding: on Redis 6.2, 7.0 and Valkey 9.1 the sum was
+# within a ninth of the memory really used.
 BUCKET_BYTES = 12
-SAMPLED_BLOCKS = 200  # a source
+SAMPLED_BLOCKS = 200  # per source
 SAMPLED_FIELDS = 100  # of a source's hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLine:
-    """One source, or a stream that has claimed nothing yet (`tier` and `slot` None)."""
+    """One source, or a stream without any claim yet (`tier` and `slot` None)."""
 
     endpoint: str
     dp_rank: int
@@ -38,13 +38,13 @@ class SourceLine:
     reason: str
     epoch: int
     last_seq: int
-    lag_seconds: float | None  # from the publisher's time of the last batch to Redis' time when it was applied
-    idle_seconds: float | None  # since then; None before the first batch
+    lag_seconds: float | None  # publisher's time of the last batch -> Redis' time when it was applied
+    idle_seconds: float | None  # since that time; None before the first batch
     blocks: int
     block_size: int | None
-    events: int  # of the stream, applied in all
-    events_per_second: float | None  # of the stream; None if only one look was taken
-    owner: str  # the indexer that follows it; "": none
+    events: int  # of the stream, applied in total
+    events_per_second: float | None  # of the stream; None after a single look
+    owner: str  # the indexer that follows it, or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,36 +59,36 @@ class SourcesReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSize:
-    """What one source takes. Blocks that several sources hold are shared out among them."""
+    """The memory use of one source. Blocks with several holders are divided among them."""
 
     endpoint: str
     dp_rank: int
     tier: str
     slot: int
-    live: bool  # False: waits for its sweep
+    live: bool  # False while it waits for its sweep
     blocks: int
-    holders: float  # sources that hold one of its blocks, on average
+    holders: float  # average number of sources that hold one of its blocks
     bytes: int  # estimated from samples
     formula_bytes: int  # by the formula of docs/reference/redis.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeReport:
-    """What the index takes."""
+    """The memory use of the index."""
 
     sources: tuple[SlotSize, ...]
     bytes: int
     formula_bytes: int
-    redis_bytes: int  # what this Redis uses in all, for data of anyone
+    redis_bytes: int  # of this Redis in total, including other programs' data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A stream that is to be cleared."""
+    """A stream to clear."""
 
     stream: str  # HOST:PORT#RANK
     blocks: int
-    owner: str  # the indexer that will replay it; "": none
+    owner: str  # the indexer that will replay it, or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ async def inspect_sources(
     interval_seconds: float,
     wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> SourcesReport:
-    """Look twice, `interval_seconds` apart, to measure how fast events come; 0: once. Raise IndexUnavailableError."""
+    """Read twice, `interval_seconds` apart, to measure the event rate; once if 0. Raise IndexUnavailableError."""
     before, first_at = None, 0.0
     if interval_seconds > 0:
         first_at, before = await index.now(), await index.registry()
@@ -156,7 +156,7 @@ def sources_report(
 
 
 async def inspect_sizes(index: RedisInspector) -> SizeReport:
-    """Estimate what each source takes, from samples; the largest first. Raise IndexUnavailableError."""
+    """Estimate the memory use of each source from samples, largest first. Raise IndexUnavailableError."""
     held = await index.held_slots()
     records = await index.slot_records()
     sources = []
@@ -196,10 +196,10 @@ async def _slot_size(index: RedisInspector, slot: int, owner: SlotOwner, *, bloc
 def slot_bytes(
     *, blocks: int, held_bytes: int, key_bytes: Sequence[int], holders: Sequence[int]
 ) -> tuple[int, int, float]:
-    """Return (estimated bytes, bytes by the formula, holders a block) of one source.
+    """Return (estimated bytes, bytes by the formula, holders per block) of one source.
 
-    `held_bytes` is what its hash takes, `key_bytes` and `holders` are samples of its blocks' keys and of how many
-    sources share each; without a sample a block counts as its own.
+    `held_bytes` is the size of its hash. `key_bytes` and `holders` are samples: the sizes of its blocks' keys, and how
+    many sources share each block; without a sample a block counts as unshared.
     """
     counts = [max(count, 1) for count in holders] or [1]
     measured = [(size + BUCKET_BYTES) / count for size, count in zip(key_bytes, counts, strict=False)]
@@ -212,9 +212,9 @@ def slot_bytes(
 
 
 async def find_targets(index: RedisInspector, source: str) -> list[Target]:
-    """Return the streams that `HOST:PORT#RANK` or `HOST:PORT` means.
+    """Return the streams named by `HOST:PORT#RANK` or `HOST:PORT`.
 
-    Raise UnknownSourceError, which names those that there are, or IndexUnavailableError.
+    Raise UnknownSourceError, which lists the known sources, or IndexUnavailableError.
     """
     registry = await index.registry()
     slots = registry.slots_by_stream()
@@ -231,7 +231,7 @@ async def find_targets(index: RedisInspector, source: str) -> list[Target]:
 
 
 async def clear_sources(index: RedisInspector, targets: Sequence[Target]) -> list[Cleared]:
-    """Void what these streams claim; their owners notice and replay. Raise IndexUnavailableError.
+    """Void all claims of these streams; their owners notice and replay. Raise IndexUnavailableError.
 
     A stream that has vanished meanwhile is left out: there is nothing to clear.
     """

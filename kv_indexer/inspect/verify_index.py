@@ -1,8 +1,8 @@
-"""Is all that the index claims backed by what its sources hold, and the other way round?
+"""Is every claim of the index backed by the sources' records, and the other way round?
 
-Everything is read from raw keys, in bounded slices and in passes over a part of the
-block keys each, so that neither Redis nor this process is strained by a large index. The index may be in use: what
-looks like a difference is looked at again, until it is certain or gone. Nothing is changed.
+Everything is read from raw keys, in bounded slices, and each pass covers a part of the block keys: so neither Redis nor
+this process is strained by a large index. The index may be in use: an apparent difference is read again until it is
+certain or gone. Nothing is changed.
 """
 
 import asyncio
@@ -29,35 +29,33 @@ from kv_indexer.inspect.redis_inspect import RedisInspector
 from kvmesh.redis.keys import PICKERS
 
 LISTED = 100  # differences
-FIELDS_A_PASS = 1_000_000  # about 200 MB here
-CANDIDATES = 20_000  # differences that are looked at again; more are counted as they are
-ROUNDS = 10  # readings that a difference must survive where nothing proves it at once
-PAUSE_SECONDS = 0.05  # between two of them
+FIELDS_A_PASS = 1_000_000  # about 200 MB of our memory
+CANDIDATES = 20_000  # differences to read again; any more are counted as they are
+ROUNDS = 10  # readings that a difference must survive if nothing proves it at once
+PAUSE_SECONDS = 0.05  # between two readings
 
 Candidate = tuple[bytes, int]  # (block key, slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What was read, and what is not as it must be."""
+    """The extent of a recount, and the inconsistencies found."""
 
     sources: int
     block_keys: int
-    held_blocks: int  # over all sources, those included that wait for their sweep
+    held_blocks: int  # of all sources, including slots that wait for their sweep
     waiting_for_sweep: int  # slots
     partial_blocks: int  # held by some of a source's KV cache groups only: rightly not named by their block key
     passes: int
-    looked_at_again: int  # looked like a difference, most of them because the index was in use
+    looked_at_again: int  # apparent differences, most of them because the index was in use
     counts: Mapping[str, int]  # kind -> differences
-    listed: Sequence[Difference]  # the first of them
+    listed: Sequence[Difference]  # the first differences
 
 
 @dataclass(slots=True, kw_only=True)
 class _Suspects:
-    """What may be a difference."""
-
     pairs: list[Candidate] = field(default_factory=list)
-    surplus: int = 0  # beyond those that are looked at again
+    surplus: int = 0  # beyond those to read again
 
     def add(self, pair: Candidate) -> None:
         if len(self.pairs) < CANDIDATES:
@@ -112,7 +110,7 @@ class IndexVerifier:
         )
 
     async def _verify_records(self) -> None:
-        """Judge the records of slots and streams; they are read one after another, so what passes is no difference."""
+        """Check the records of slots and streams; only lasting differences count: they are not read at one instant."""
         lasting = set(await self._judge_records())
         for _ in range(ROUNDS - 1):
             if not lasting:
@@ -143,7 +141,6 @@ class IndexVerifier:
         self._owners = {slot: owner for slot, owner in pairs if slot is not None and owner is not None}
 
     async def _compare(self, slots: Sequence[int], number: int, passes: int) -> _Suspects:
-        """Read both sides of one part of the block keys, and return where they seem to differ."""
         backed = await self._read_sources(slots, number, passes)
         suspects = _Suspects()
         done: set[bytes] = set()  # SCAN may return a key more than once
@@ -168,7 +165,7 @@ class IndexVerifier:
 
     async def _read_sources(self, slots: Sequence[int], number: int, passes: int) -> dict[bytes, frozenset[int]]:
         backed: dict[bytes, frozenset[int]] = {}
-        alone = {slot: frozenset((slot,)) for slot in slots}  # nearly all blocks have one holder: one object for all
+        alone = {slot: frozenset((slot,)) for slot in slots}  # nearly all blocks have one holder: they share one object
         for slot in slots:
             seen: set[bytes] = set()  # HSCAN may return a field more than once
             async for page in self._index.held(slot):
@@ -195,7 +192,7 @@ class IndexVerifier:
             suspects.add((key, slot))
 
     async def _judge_names(self, names: Sequence[bytes]) -> None:
-        """Judge keys that are neither blocks nor sources; the pickers' own are theirs to judge."""
+        """Check all keys except blocks and sources; the pickers' keys are left to them."""
         others = [
             name
             for name in set(names)
@@ -216,7 +213,7 @@ class IndexVerifier:
                 self._differences.add("type", f"block {name[len(BLOCKS) :].hex()}", f"a {kind}")
 
     async def _look_again(self, suspects: _Suspects) -> None:
-        """Report those suspects that are certain; the index may have changed while it was read."""
+        """Report the suspects that are certain; the index may have changed during the reading."""
         self._looked_at_again += len(suspects.pairs) + suspects.surplus
         by_slot: dict[int, set[bytes]] = {}
         for key, slot in suspects.pairs:
@@ -232,11 +229,11 @@ class IndexVerifier:
             self._differences.add("unchecked", f"{suspects.surplus} blocks")
 
     async def _look_again_at(self, slot: int, keys: set[bytes]) -> set[bytes]:
-        """Report what the slot holds and its key does not name; return what the key names and the slot does not hold.
+        """Report blocks that the slot holds but their keys do not name; return the opposite case.
 
-        The first is seen at one instant. The second takes a whole reading of the source: it is certain if nothing
-        changed meanwhile, and as good as certain if it looks the same in many readings: a block that comes and goes
-        does not look like that each time.
+        The first case is seen at one instant. The second takes a full reading of the source: it is certain if nothing
+        changed meanwhile, and practically certain if it stays the same in many readings, because a block that comes and
+        goes would not look the same each time.
         """
         for number in range(ROUNDS):
             if number:
@@ -250,13 +247,12 @@ class IndexVerifier:
         return keys
 
     async def _state_of(self, slot: int) -> tuple[SlotOwner | None, Sequence[bytes | None]]:
-        """Return what differs after any change of a source."""
+        """Return a value that differs after any change of a source."""
         await self._read_owners()
         owner = self._owners.get(slot)
         return owner, await self._index.marks(owner.stream if owner and owner.live else None)
 
     async def _named(self, slot: int, keys: set[bytes]) -> set[bytes]:
-        """Return those blocks whose key names the slot."""
         names = sorted(keys)
         values = await self._index.values([BLOCKS + key for key in names])
         return {key for key, value in zip(names, values, strict=True) if slot in read_holders(value or b"")[0]}
@@ -269,7 +265,7 @@ class IndexVerifier:
         return found
 
     async def _without_missing(self, slot: int, keys: set[bytes], fields: Mapping[bytes, bytes]) -> set[bytes]:
-        """Report blocks that the source holds and the key does not name; return those that the source does not hold."""
+        """Report blocks that the source holds but their key does not name; return the blocks that it does not hold."""
         for key in sorted(keys & fields.keys()):
             held, value = await self._index.field_and_value(slot, fields[key], BLOCKS + key)
             if held is None or held[:8] != key or slot in read_holders(value or b"")[0]:
@@ -286,4 +282,4 @@ class IndexVerifier:
 
 
 def _part(key: bytes, passes: int) -> int:
-    return key[0] * passes >> 8  # block keys are hashes: any byte of them is as good as drawn
+    return key[0] * passes >> 8  # block keys are hashes: any byte is uniformly distributed

@@ -1,6 +1,6 @@
 """Asks pods over HTTP where they publish KV events, and which models they serve.
 
-A pod is believed for itself alone: it may announce TCP ports of its own host, in a range that is configured.
+A pod is trusted only about itself: it may announce TCP ports of its host, within a configured range.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from kvmesh.pods.pod_http import MAX_MODELS_BYTES, PodPages
 from kvmesh.pods.served_models import ModelCard, first_base_model, model_cards
 
 MAX_SOURCES_BYTES = 256 << 10
-MAX_RANKS = 1024  # a rank is below
-LONGEST_NAME = 256  # characters of a model's name, which enters every block key
-SHOWN_CHARACTERS = 100  # of what a pod says, in an error
+MAX_RANKS = 1024  # exclusive limit on a rank
+LONGEST_NAME = 256  # limit on a model's name in characters; it is part of every block key
+SHOWN_CHARACTERS = 100  # of a pod's answer, in an error
 ANY_PORT = range(1024, 65536)
-QUESTIONS_AT_ONCE = 64  # when thousands of pods appear at once, the others wait before their deadlines begin
+QUESTIONS_AT_ONCE = 64  # if thousands of pods appear at once, the others wait before their deadlines begin
 
 
 class _Publisher(msgspec.Struct):
-    """One rank's `KVEventsConfig` (vllm/config/kv_events.py), as far as it matters here."""
+    """One rank's `KVEventsConfig` (vllm/config/kv_events.py): the fields used here."""
 
     endpoint: str
     replay_endpoint: str | None = None
@@ -38,7 +38,7 @@ _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class _SglangPublisher(msgspec.Struct):
-    """What SGLang says of its publishers (`describe_kv_events_publisher`): each rank has the next port."""
+    """SGLang's description of its publishers (`describe_kv_events_publisher`): each rank has the next port."""
 
     endpoint_port_base: _Port
     replay_endpoint_port_base: _Port | None = None
@@ -54,7 +54,7 @@ _server_info = msgspec.json.Decoder(_ServerInfo)
 
 
 class EventSourceDirectory:
-    """Knows where pods publish: from the settings, else from the pods.
+    """Knows where pods publish: from the settings, otherwise from the pods.
 
     vLLM >= 0.31 says so in `GET /kv_event_sources`, SGLang in `GET /server_info`.
     """
@@ -67,7 +67,7 @@ class EventSourceDirectory:
         ports: range = ANY_PORT,
         timeout_seconds: float = 2.0,
     ) -> None:
-        """Take `configured`, which is not questioned, and the `ports` that pods may announce."""
+        """`configured` addresses are not checked; pods may announce only `ports`."""
         self._pages = pages
         self._configured = configured
         self._ports = ports
@@ -96,7 +96,7 @@ class EventSourceDirectory:
         return ranks
 
     async def _of_sglang(self, endpoint: str) -> dict[int, _Publisher]:
-        """Return what the pod says of its ranks if it is SGLang. Raise FeedLostError, or NoEventSourceError."""
+        """Return the publishers by rank if the pod is SGLang. Raise FeedLostError, or NoEventSourceError."""
         status, body = await self._get(endpoint, "/server_info", max_body_bytes=MAX_SOURCES_BYTES)
         if status != 200:
             raise NoEventSourceError(
@@ -119,7 +119,7 @@ class EventSourceDirectory:
         }
 
     def _own(self, endpoint: str, publishers: Mapping[int, "_Publisher"]) -> Mapping[int, EventAddresses]:
-        """Return the addresses by rank. Raise NoEventSourceError for any that is not the pod's own to announce."""
+        """Return the addresses by rank. Raise NoEventSourceError if the pod may not announce one of them."""
         ranks = {}
         for rank, publisher in publishers.items():
             events, replay = publisher.endpoint, publisher.replay_endpoint
@@ -134,12 +134,12 @@ class EventSourceDirectory:
         return ranks
 
     async def served_models(self, endpoint: str) -> AbstractSet[str]:
-        """Return the model names that the pod answers to; none if it lists none. Raise FeedLostError."""
+        """Return the model names that the pod answers to; empty if it lists none. Raise FeedLostError."""
         status, models = await self._list_models(endpoint)
         return {model.id for model in models} if status == 200 else set()
 
     async def first_model(self, endpoint: str) -> str | None:
-        """Return the model that the pod's blocks belong to, None if it names none. Raise FeedLostError."""
+        """Return the model that the pod's blocks belong to, or None if it names none. Raise FeedLostError."""
         status, models = await self._list_models(endpoint)
         if status != 200:
             raise FeedLostError(f"{endpoint}/v1/models answers {status}")
@@ -155,7 +155,7 @@ class EventSourceDirectory:
     async def _get(self, endpoint: str, path: str, *, max_body_bytes: int) -> tuple[int, bytes]:
         try:
             answer = await self._pages.get(endpoint, path, timeout_seconds=self._timeout, max_body_bytes=max_body_bytes)
-        except (OSError, ValueError) as error:  # TimeoutError and HttpResponseError among them
+        except (OSError, ValueError) as error:  # including TimeoutError and HttpResponseError
             raise FeedLostError(f"{endpoint}{path}: {str(error) or type(error).__name__}") from error
         if (why := self._pages.why_refused(answer.status)) is not None:
             raise PodRefusesError(f"{endpoint}{path}: {why}")
@@ -163,7 +163,7 @@ class EventSourceDirectory:
 
 
 def _rank(name: str) -> int:
-    # each rank becomes a stream with sockets of its own
+    # each rank becomes a stream with its own sockets
     rank = int(name)
     if str(rank) != name or not 0 <= rank < MAX_RANKS:
         raise ValueError(f"{name[:20]!r} is no data-parallel rank from 0 to {MAX_RANKS - 1}")
@@ -175,9 +175,9 @@ def _publishes(publisher: _Publisher | None) -> TypeGuard[_Publisher]:
 
 
 def own_address(announced: str, *, endpoint: str, ports: range) -> str:
-    """Return the ZMQ address that a pod announces, at the host that we reach it at.
+    """Return the ZMQ address that a pod announces, with the host at which we reach the pod.
 
-    Raise NoEventSourceError where that is another host, no TCP port, or none of `ports`.
+    Raise NoEventSourceError if it has another host, is no TCP port, or is not in `ports`.
     """
     host = endpoint.rpartition(":")[0]
     there, _, port = reachable(announced, None, host=host).events.rpartition(":")
@@ -213,12 +213,12 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
 
 
 class MemberDirectory:
-    """Answers for those pods that are members of a pool, as they change."""
+    """Answers for the current members of pools."""
 
     def __init__(
         self, *, members: Mapping[str, Member], pods: EventSourceDirectory, at_once: int = QUESTIONS_AT_ONCE
     ) -> None:
-        """Take `members` by address, as it changes, and `pods` to ask what no pool declares."""
+        """`members` by address, updated in place; `pods` are asked for everything that no pool declares."""
         self._members = members
         self._pods = pods
         self._limit = asyncio.Semaphore(at_once)
@@ -226,7 +226,9 @@ class MemberDirectory:
     async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
         """See `find_streams.EventDirectory`; the addresses are `PoolFeed`s."""
         async with self._limit:
-            member = self._member(endpoint)
+            member = self._members.get(endpoint)
+            if member is None:
+                raise FeedLostError(f"{endpoint} is in no pool any more")
             ranks = await self._ranks(member)
             model = member.model or await self._model(endpoint)
         return {
@@ -240,12 +242,6 @@ class MemberDirectory:
         """See `find_streams.EventDirectory`."""
         async with self._limit:
             return await self._pods.served_models(endpoint)
-
-    def _member(self, endpoint: str) -> Member:
-        member = self._members.get(endpoint)
-        if member is None:
-            raise FeedLostError(f"{endpoint} is in no pool any more")
-        return member
 
     async def _ranks(self, member: Member) -> Mapping[int, EventAddresses]:
         if member.feed is not None:

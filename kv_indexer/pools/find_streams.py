@@ -1,7 +1,7 @@
-"""Asks every configured pod, again and again, where it publishes its events; one task an endpoint.
+"""Asks every configured pod repeatedly where it publishes its events; one task per endpoint.
 
-Every indexer asks every pod, so that it could take any stream over at once. `share_streams` decides which it follows.
-An address belongs to one endpoint: a pod that announces where another publishes gets nothing.
+Every indexer asks every pod, so that it could take over any stream at once. `share_streams` decides which streams it
+follows. An address belongs to one endpoint: a pod that announces another's address gets nothing.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from kvmesh.errors import FeedLostError, NoEventSourceError
 log = logging.getLogger(__name__)
 
 NOT_ASKED = "not asked yet"
-NAMED_MODELS, NAMED_CHARACTERS = 5, 100  # that one log line names, of each
-DOUBLINGS = 16  # beyond these every limit is reached
+NAMED_MODELS, NAMED_CHARACTERS = 5, 100  # maximum that one log line names, and characters of each
+DOUBLINGS = 16  # every limit is reached by then
 
 
 class EventDirectory(Protocol):
-    """Where pods publish their events."""
+    """Tells where pods publish their events."""
 
     async def find(self, endpoint: str) -> Mapping[int, EventAddresses]:
         """Return data-parallel rank -> addresses. Raise FeedLostError, or NoEventSourceError if there are none."""
@@ -37,15 +37,15 @@ class EventDirectory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveryPolicy:
-    """How often to ask."""
+    """The intervals between requests to one pod."""
 
-    well_seconds: float = 10.0  # a pod that is well
-    lost_seconds: float = 0.5  # one that does not answer, or whose events are lost
-    lost_a_second: float = inf  # of these, all together
+    well_seconds: float = 10.0  # for a healthy pod
+    lost_seconds: float = 0.5  # for a pod that does not answer, or whose events are lost
+    lost_a_second: float = inf  # for all such pods together
 
 
 class StreamFinder:
-    """Keeps each pod's last answer; it counts until the pod answers again."""
+    """Keeps each pod's last answer, which stays valid until the next one."""
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class StreamFinder:
         slowdown: Callable[[], float] = lambda: 1.0,
         is_registered: Callable[[Stream], bool] = lambda _: False,
     ) -> None:
-        """Take `is_lost` to ask whether an endpoint's events are lost, and `changed` to call when an answer differs.
+        """`is_lost` tells whether an endpoint's events are lost; `changed` is called when an answer differs.
 
-        `is_registered` tells whether the index knows a stream: what it knows goes before what it does not. `model` is
-        what every pod must serve, "" if that is not ours to compare; `slowdown` multiplies the time between two
-        questions to a pod that is well.
+        `is_registered` tells whether the index knows a stream: known streams have precedence. Every pod must serve
+        `model`; if it is "", models are not compared. `slowdown` is a factor on the interval between requests to a
+        healthy pod.
         """
         self.answers: dict[str, PodAnswer] = {}
-        self.waiting = dict.fromkeys(endpoints, NOT_ASKED)  # endpoints of which nothing is known yet -> why
-        self._streams: Mapping[Stream, EventAddresses] | None = None  # of the answers; None: to be computed again
+        self.waiting = dict.fromkeys(endpoints, NOT_ASKED)  # endpoints without an answer yet -> why
+        self._streams: Mapping[Stream, EventAddresses] | None = None  # in the answers; None if out of date
         self._model = model
         self._telemetry = telemetry
         self._is_lost = is_lost
@@ -79,21 +79,21 @@ class StreamFinder:
         self._clock = clock
         self._slowdown = slowdown
         self._is_registered = is_registered
-        self._owners: dict[str, str] = {}  # of addresses: the endpoint that publishes there
-        self._trouble: dict[str, str] = {}  # endpoint -> what was logged last
-        self._shown_lost: set[str] = set()  # endpoints without any stream to be shown lost under a name of its own
+        self._owners: dict[str, str] = {}  # address -> endpoint that publishes there
+        self._trouble: dict[str, str] = {}  # endpoint -> the last logged message
+        self._shown_lost: set[str] = set()  # endpoints without a known stream, shown as lost under their own name
 
     @property
     def streams(self) -> Mapping[Stream, EventAddresses]:
-        """What the answers say there is; the same object until they say something else."""
+        """The streams in the answers; the same object until an answer changes."""
         if self._streams is None:
             self._streams = known_streams(self.answers)
         return self._streams
 
     async def watch(self, endpoint: str, directory: EventDirectory) -> None:
-        """Ask one pod for ever."""
+        """Ask one pod forever."""
         is_model_checked = False
-        known, same = None, 0  # what it answered, and how often in a row
+        known, same = None, 0  # its last answer, and how often in a row it came
         while True:
             is_well = await self._ask(endpoint, directory)
             if is_well and self._model and not is_model_checked:
@@ -106,21 +106,21 @@ class StreamFinder:
             await self._sleep(self._well_seconds(same) if is_well else self._lost_seconds())
 
     def _well_seconds(self, same: int) -> float:
-        """Return how long to wait for a pod that is well: with many pods, longer after each equal answer."""
+        """Return the wait for a healthy pod: with many pods, longer after each equal answer."""
         slowdown = self._slowdown()
         return self._policy.well_seconds * slowdown * min(float(1 << min(same, DOUBLINGS)), slowdown)
 
     def _lost_seconds(self) -> float:
-        """Return how long to wait for a lost pod: one is asked again soon, a thousand share the rate."""
+        """Return the wait for a lost pod: a single one is asked again soon, a thousand share the rate."""
         return max(self._policy.lost_seconds, len(self._trouble) / self._policy.lost_a_second)
 
     def expect(self, endpoint: str) -> None:
-        """Take note of a further pod that will be asked."""
+        """Note a new pod that will be asked."""
         if endpoint not in self.answers:
             self.waiting[endpoint] = NOT_ASKED
 
     def forget(self, endpoint: str) -> None:
-        """Drop what is known of a pod that is not ours to ask any more; end its `watch` first."""
+        """Forget a pod that we no longer have to ask; end its `watch` first."""
         self.waiting.pop(endpoint, None)
         self._trouble.pop(endpoint, None)
         if endpoint in self._shown_lost:
@@ -167,7 +167,7 @@ class StreamFinder:
                 del self._owners[address]
 
     def _settle(self, endpoint: str, answer: PodAnswer) -> None:
-        """See that no other endpoint publishes where this one says it does. Raise NoEventSourceError if one does."""
+        """Check that no other endpoint publishes at the announced addresses. Raise NoEventSourceError if one does."""
         for rank, addresses in answer.ranks.items():
             stream = Stream(endpoint=endpoint, dp_rank=rank)
             for address in _given(addresses):
@@ -176,7 +176,7 @@ class StreamFinder:
                     continue
                 is_named = not all(each.announced for each in self.answers[owner].ranks.values())
                 if is_named and not addresses.announced:
-                    continue  # whoever has configured both must know
+                    continue  # both are configured on purpose
                 if is_named or (addresses.announced and not self._goes_before(stream, owner)):
                     raise NoEventSourceError(
                         f"{endpoint} announces its events at {address}, where {owner} publishes: give each process "
@@ -186,7 +186,6 @@ class StreamFinder:
                 self._learn(owner, PodAnswer(asked_at=self.answers[owner].asked_at, ranks={}))
 
     def _goes_before(self, stream: Stream, owner: str) -> bool:
-        """Tell whether the index knows this stream and none of the owner's."""
         of_owner = (Stream(endpoint=owner, dp_rank=rank) for rank in self.answers[owner].ranks)
         return self._is_registered(stream) and not any(map(self._is_registered, of_owner))
 
@@ -195,7 +194,7 @@ class StreamFinder:
         self._changed()
 
     def _tell(self, endpoint: str, message: str, reason: str) -> None:
-        """Log it once; streams that are known to exist show a state of their own."""
+        """Log it once; known streams show their own state."""
         if self._trouble.get(endpoint) != message:
             log.error("%s", message, extra={"endpoint": endpoint})
         self._trouble[endpoint] = message

@@ -1,4 +1,4 @@
-"""Keeps the indexer in step with the pools: which pods to ask, which to scrape, which endpoints to answer for.
+"""Keeps the indexer in step with the pools: the pods to ask and to scrape, and the indexer's own endpoints.
 
 A pod is asked from the moment it is ready (before that nothing listens there) until it has left its pool. A pod that
 moves to another pool is asked again, and its follower is restarted with the answer (`share_streams`).
@@ -23,23 +23,22 @@ from kvmesh.documents.pools import Pool, pool_seed
 
 log = logging.getLogger(__name__)
 
-FULL_PACE_PODS = 200  # up to so many, each is looked at as often as a single one
+FULL_PACE_PODS = 200  # up to this many, each is checked as often as a single one
 SLOWEST = 20.0
 MOST_ROOTS = 4096  # pairs of pool and model: pods may name any model
 NAMED = 3  # addresses that one log line names
 
 
 def slowdown(pods: int) -> float:
-    """Return by what to multiply the time between two looks at one pod: 1.0 up to 200 pods, 10.0 at 2,000.
+    """Return the factor on the interval between two checks of one pod: 1.0 up to 200 pods, 10.0 at 2,000.
 
-    A quiet fleet then costs next to nothing. What a pod publishes is heard at once at any pace; only what must be asked
-    for is asked for later.
+    So a quiet fleet costs next to nothing. Published events arrive at once at any pace; only polled facts come later.
     """
     return min(max(pods / FULL_PACE_PODS, 1.0), SLOWEST)
 
 
 class PoolFollower:
-    """The pools as they are now, and one task for each pod that is asked where it publishes."""
+    """The current pools, and one task for each pod that is asked where it publishes."""
 
     def __init__(
         self,
@@ -50,13 +49,11 @@ class PoolFollower:
         answer_for: Callable[[Collection[str]], None],
         forget: Callable[[Collection[str]], None],
     ) -> None:
-        """Take what to call: `scrape` for each new pod, `answer_for` with all endpoints of the pools, `forget` with
-        those that have left.
-        """
-        self.members: dict[str, Member] = {}  # by address; changes in place, so that others may look at it
+        """`scrape` gets each new pod, `answer_for` all endpoints of the pools, `forget` the departed endpoints."""
+        self.members: dict[str, Member] = {}  # by address; updated in place, so that others may read it
         self.known = Membership()
-        self.is_known = False  # a first answer has come: until then nothing may be dropped from the index
-        self.asked: set[str] = set()  # the endpoints that have been ready once
+        self.is_known = False  # until the first complete answer nothing may be dropped from the index
+        self.asked: set[str] = set()  # endpoints that have been ready at least once
         self._source = source
         self._finder = finder
         self._scrape = scrape
@@ -64,13 +61,13 @@ class PoolFollower:
         self._forget = forget
         self._resolver = PoolResolver()
         self._problems: tuple[DocumentProblem, ...] = ()
-        self._pools: tuple[Pool, ...] = ()  # as given last
+        self._pools: tuple[Pool, ...] = ()  # the last given ones
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._directory: MemberDirectory | None = None
 
     def slowdown(self) -> float:
-        """Return by what to multiply the time between two looks at one pod."""
+        """Return the factor on the interval between two checks of one pod."""
         return slowdown(len(self.members))
 
     def pool_of(self, endpoint: str) -> str:
@@ -85,7 +82,7 @@ class PoolFollower:
         group.create_task(self._source.run(self._take), name="watch-documents")
 
     def begin(self, endpoint: str) -> None:
-        """Ask this pod from now on; at once, if it was asked before."""
+        """Ask this pod from now on; at once if it was asked before."""
         self._stop(endpoint)
         assert self._group is not None and self._directory is not None
         self._finder.expect(endpoint)
@@ -93,7 +90,7 @@ class PoolFollower:
         self._tasks[endpoint] = self._group.create_task(watch, name=f"find-{endpoint}")
 
     def end(self, endpoint: str) -> None:
-        """Ask no more, and forget its answer."""
+        """Stop asking, and forget the answer."""
         self._stop(endpoint)
         self._finder.forget(endpoint)
 
@@ -103,10 +100,10 @@ class PoolFollower:
         return replace(report, problems=self._problems, synced=self.is_known)
 
     def apply(self, pools: Iterable[Pool]) -> None:
-        """Take the pools as they are now; what has not changed is not touched."""
+        """Apply the current pools; unchanged ones are not touched."""
         given = tuple(pools)
         if self.is_known and len(given) == len(self._pools) and all(map(is_, given, self._pools)):
-            return  # something else has changed in the cluster
+            return  # another part of the cluster has changed
         self._pools = given
         now = membership(given)
         before, self.known = self.known, now
@@ -142,7 +139,7 @@ class PoolFollower:
             task.cancel()
 
     def _take(self, snapshot: Snapshot) -> None:
-        """Take a snapshot; one that is not complete yet must not look like pods that have gone."""
+        """Handle a snapshot; in an incomplete first one, missing pods have not left."""
         if not snapshot.synced and not self.is_known:
             return
         resolved = self._resolver.resolve(snapshot.documents)
@@ -180,7 +177,7 @@ def _pool_news(before: Mapping[str, Pool], now: Mapping[str, Pool]) -> Iterator[
 
 
 def pool_roots(hash_seed: str) -> Callable[[PoolFeed], RootKeys]:
-    """Return what gives the root keys of a pool's model; no two pools have any in common."""
+    """Return a function that gives the root keys of a pool's model; two pools never share any."""
 
     @lru_cache(maxsize=MOST_ROOTS)
     def roots(pool: str, model: str) -> RootKeys:

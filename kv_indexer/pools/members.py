@@ -1,6 +1,6 @@
-"""Which endpoints are indexed for which pool, each once; and which streams their pods have. Pure.
+"""Assigns each endpoint to one pool for indexing, and lists the streams of its pods. Pure.
 
-Which indexer follows a stream is decided in Redis, where all indexers meet, and not here.
+Redis, where all indexers meet, decides which indexer follows a stream.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from kvmesh.blocks.source import EventAddresses, Stream
 from kvmesh.documents.pools import Pool, PoolEndpoint
 
-RANKS_A_POD = 128  # data-parallel ranks that are followed of one: each has a follower, sockets and slots of its own
-_FIRST_KINDS = ("InferencePool",)  # before any other: a Service beside it is most often the older way to the same pods
+RANKS_A_POD = 128  # data-parallel ranks followed per pod: each has a follower, sockets and slots
+_FIRST_KINDS = ("InferencePool",)  # first of all: a Service for the same pods is most often the older way to reach them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFeed(EventAddresses):
-    """Where a stream is published, and into whose part of the index it goes: another pool or model is another feed."""
+    """Where a stream is published, and its pool and model in the index: with another one it is another feed."""
 
     pool: str  # "namespace/name"
     model: str  # part of every block key
@@ -23,12 +23,12 @@ class PoolFeed(EventAddresses):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One endpoint as its pool has it."""
+    """One endpoint as its pool declares it."""
 
     endpoint: PoolEndpoint
     pool: str
-    model: str | None  # None: the pod is asked
-    feed: EventAddresses | None  # None: the pod is asked
+    model: str | None  # None if the pod must be asked
+    feed: EventAddresses | None  # None if the pod must be asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Membership:
 
 
 def membership(pools: Iterable[Pool]) -> Membership:
-    """Give each endpoint to one pool: an InferencePool before others, then by name, so that all indexers agree."""
+    """Assign each endpoint to one pool: InferencePools first, then by name, so that all indexers agree."""
     ordered = sorted(pools, key=lambda pool: (pool.kind not in _FIRST_KINDS, pool.name))
     members: dict[str, Member] = {}
     shared: dict[str, list[str]] = {}
@@ -66,16 +66,16 @@ def membership(pools: Iterable[Pool]) -> Membership:
 
 
 def is_other_feed(before: Member, after: Member) -> bool:
-    """Tell whether the pod must be asked anew; a change of its readiness alone is no reason."""
+    """Tell whether the pod must be asked again; a change of its readiness is no reason."""
     ranks = before.endpoint.rank, after.endpoint.rank
     return (before.pool, before.model, before.feed, ranks[0]) != (after.pool, after.model, after.feed, ranks[1])
 
 
 def own_rank(ranks: Mapping[int, EventAddresses], member: Member) -> Mapping[int, EventAddresses]:
-    """Return those streams that belong to this endpoint.
+    """Return the streams of this endpoint.
 
-    A pod with a port for each data-parallel rank may name all of its ranks on every port; they count in order, because
-    on a second node they begin at a higher number. All ranks of a pod with a single port are that port's.
+    A pod with one port per data-parallel rank may list all of its ranks on every port; they are matched in order,
+    because on a second node they begin at a higher number. If a pod has a single port, all ranks belong to it.
     """
     rank, ordered = member.endpoint.rank, sorted(ranks)
     if rank is None or len(ranks) <= 1:
@@ -90,13 +90,13 @@ class PodAnswer:
     """A pod's last answer about where it publishes."""
 
     asked_at: float  # monotonic seconds
-    ranks: Mapping[int, EventAddresses]  # empty: it publishes nothing
+    ranks: Mapping[int, EventAddresses]  # empty if it publishes nothing
 
 
 def known_streams(answers: Mapping[str, PodAnswer]) -> dict[Stream, EventAddresses]:
-    """Return the streams that pods say they have, and where each is published; `answers` is by endpoint.
+    """Return the streams that pods announce, and where each is published; `answers` is by endpoint.
 
-    Of one pod, the first RANKS_A_POD are followed.
+    At most RANKS_A_POD streams per pod are followed.
     """
     return {
         Stream(endpoint=endpoint, dp_rank=rank): answer.ranks[rank]
@@ -106,7 +106,7 @@ def known_streams(answers: Mapping[str, PodAnswer]) -> dict[Stream, EventAddress
 
 
 def vanished_streams(answers: Mapping[str, PodAnswer], registered_at: Mapping[Stream, float]) -> frozenset[Stream]:
-    """Return the registered streams that their pod does not have.
+    """Return the registered streams that their pod no longer announces.
 
     `registered_at` says when we first saw each in the registry, in monotonic seconds: an answer older than that proves
     nothing, because another indexer may have asked the pod after us. A pod that has not answered proves nothing either.

@@ -9,7 +9,7 @@ from kvmesh.blocks.source import Registry, SourceState, Stream
 from kvmesh.documents.documents import DocumentProblem
 from kvmesh.documents.pools import Pool, PoolEndpoint
 
-NOT_FOLLOWED = "not-followed"  # the state of a stream that no indexer follows, by the registry
+NOT_FOLLOWED = "not-followed"  # the state of a stream without an owner in the registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,8 @@ class EndpointReport:
     pod: str
     ready: bool
     terminating: bool
-    indexed_for: str  # the pool that its blocks belong to: another one, where several have the same endpoint
-    model: str | None  # as its streams are indexed; None: not known yet, or it has none
+    indexed_for: str  # the pool that its blocks belong to; another pool if several have this endpoint
+    model: str | None  # as its streams are indexed; None if unknown or if it has none
     streams: tuple[StreamReport, ...] = ()
     findings: tuple[str, ...] = ()  # reasons
 
@@ -43,8 +43,8 @@ class PoolReport:
 
     name: str
     kind: str
-    model: str | None  # as declared; None: as its pods say
-    models: tuple[str, ...]  # as its endpoints are indexed; more than one is most often a mistake
+    model: str | None  # as declared; None if the pods decide
+    models: tuple[str, ...]  # as its endpoints are indexed; more than one is usually a mistake
     endpoints: tuple[EndpointReport, ...]
 
 
@@ -60,7 +60,7 @@ class PoolsReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexFacts:
-    """What this indexer knows beside the pools."""
+    """This indexer's knowledge apart from the pools."""
 
     answers: Mapping[str, PodAnswer]
     states: Mapping[Stream, tuple[SourceState, str]]
@@ -70,7 +70,7 @@ class IndexFacts:
 
 
 def pools_report(known: Membership, facts: IndexFacts) -> PoolsReport:
-    """Put together the state of each pool."""
+    """Assemble the state of each pool."""
     slots = facts.registry.slots_by_stream()
     records = {record.stream: record for record in facts.registry.streams}
     reasons: dict[str, list[str]] = {}
@@ -121,5 +121,5 @@ def pools_report(known: Membership, facts: IndexFacts) -> PoolsReport:
 
 
 def served(endpoints: Iterable[EndpointReport]) -> tuple[str, ...]:
-    """Return the models that these endpoints are indexed as."""
+    """Return the models as which these endpoints are indexed."""
     return tuple(sorted({each.model for each in endpoints if each.model}))

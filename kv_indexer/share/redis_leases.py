@@ -1,30 +1,117 @@
-"""The lease book in Redis: implements `share_streams.LeaseBook`.
+"""Which indexer takes and gives back which stream, and the lease book in Redis: `share_streams.LeaseBook`.
 
-`share.lease_plan` decides who takes what, from the records of all indexers in Redis and by Redis' clock; each
-change is one atomic step that looks again. A beat is cut into pieces of a few milliseconds, because Redis serves no
-other client meanwhile and there may be thousands of streams. `docs/reference/redis.md` states the rule.
+The records of all indexers and Redis' clock decide; each change is one atomic step that checks again. A beat is cut
+into pieces of a few milliseconds, because Redis serves no other client meanwhile and there may be thousands of streams.
+Stream names are bytes as in Redis, for the same reason. `docs/reference/redis.md` states the rule.
 """
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any
 
 import msgspec
 
-from kv_indexer.share.lease_plan import IndexerRecord, LeasePlan, LeaseView, portions
 from kvmesh.blocks.source import Claim, Stream
-from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.link import RedisCalls
 from kvmesh.redis.scripts import BEAT, DROP_STREAM, PULSE, RELEASE, SETTLE, SURVEY
 
-HEARTBEAT_SECONDS = 2  # without one for so long, readers take all indexers for dead
-PULSE_OF_LEASE = 0.3  # a pulse lasts so much of a lease: cheap to renew often, so that a death is noticed soon
-LOOKED_AT_ONCE = 100  # streams: 2 to 3 ms of Redis; of one such portion a beat the slots are looked at, too
-SETTLED_AT_ONCE = 50  # a stream that is registered takes some 50 µs
+HEARTBEAT_SECONDS = 2  # after this time without a heartbeat, readers consider all indexers dead
+PULSE_OF_LEASE = 0.3  # duration of a pulse in leases: cheap to renew often, so that a death is noticed soon
+LOOKED_AT_ONCE = 100  # streams: 2 to 3 ms of Redis; in one such portion per beat the slots are checked, too
+SETTLED_AT_ONCE = 50  # registering a stream takes about 50 µs
 ADOPT, TAKE, GIVE, BURY, UNFOLLOW = b"adopt", b"take", b"give", b"bury", b"unfollow"
+UNOWNED_MS = 1000  # after this time any capable indexer takes a free stream, whatever its share
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerRecord:
+    """One indexer's record of itself."""
+
+    until_ms: float  # by Redis' clock; it is alive until then
+    endpoints: frozenset[str]  # that it is responsible for
+    streams: frozenset[bytes]  # that it could follow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseView:
+    """The leases of the streams, after this indexer has renewed its own."""
+
+    held: Mapping[bytes, int]  # by this indexer: name -> fence
+    free: Mapping[bytes, float]  # name -> since when, in ms by Redis' clock
+    owners: Mapping[str, int]  # other indexers -> number of held streams
+
+
+class LeasePlan:
+    """The rule, for one beat of the indexer `me`."""
+
+    def __init__(self, *, me: str, records: Mapping[str, IndexerRecord], now_ms: float) -> None:
+        """`records` of all remembered indexers, including `me`."""
+        self._me = me
+        self._now_ms = now_ms
+        self._records = records
+        self._live = {name: record for name, record in records.items() if record.until_ms > now_ms}
+        self._shares = _shares(self._live)
+
+    def unlisted(self, names: Iterable[bytes]) -> list[bytes]:
+        """Return the streams whose endpoint no indexer lists."""
+        names = tuple(names)
+        if not names:
+            return []
+        listed = {endpoint.encode() for record in self._records.values() for endpoint in record.endpoints}
+        return [name for name in names if name.rpartition(b"#")[0] not in listed]
+
+    def surplus(self, view: LeaseView, *, elsewhere: Mapping[str, int] | None = None) -> list[bytes]:
+        """Return our streams to give back: those above our share that another indexer would take.
+
+        `elsewhere`: how many streams each other indexer holds that this one could not follow; they fill shares, too.
+        """
+        spare = len(view.held) - self._shares[self._me]
+        holds = Counter(view.owners) + Counter(elsewhere or {})
+        room = {name: self._shares[name] - holds[name] for name in self._live if name != self._me}
+        given: list[bytes] = []
+        for stream in sorted(view.held, reverse=True) if spare > 0 else ():
+            taker = next((name for name, left in room.items() if left > 0 and stream in self._live[name].streams), None)
+            if taker is not None:
+                room[taker] -= 1
+                given.append(stream)
+            if len(given) == spare:
+                break
+        return given
+
+    def wanted(self, view: LeaseView, *, held: int) -> list[bytes]:
+        """Return the free streams to take while holding `held`: up to our share, and all that are long free."""
+        mine = self._records[self._me].streams
+        taken: list[bytes] = []
+        for name in sorted(view.free):
+            is_left_over = view.free[name] + UNOWNED_MS < self._now_ms
+            if name in mine and (held + len(taken) < self._shares[self._me] or is_left_over):
+                taken.append(name)
+        return taken
+
+    def unfollowed(self, view: LeaseView) -> list[bytes]:
+        """Return the long-free streams that no indexer could follow."""
+        long_ago = [name for name, since in view.free.items() if since + UNOWNED_MS < self._now_ms]
+        return [name for name in long_ago if not any(name in record.streams for record in self._live.values())]
+
+
+def _shares(live: Mapping[str, IndexerRecord]) -> dict[str, int]:
+    """Return each indexer's share: its fraction of every stream that it could follow, summed and rounded up."""
+    if len(live) == 1:
+        return {name: len(record.streams) for name, record in live.items()}
+    followers = Counter(stream for record in live.values() for stream in record.streams)
+    return {
+        name: ceil(sum(1 / followers[each] for each in record.streams) - _ROUNDING) for name, record in live.items()
+    }
+
+
+def portions(names: Sequence[bytes], size: int) -> list[Sequence[bytes]]:
+    """Cut names into pieces of `size`."""
+    return [names[at : at + size] for at in range(0, len(names), size)]
 
 
 class RedisLeaseBook:
@@ -33,7 +120,7 @@ class RedisLeaseBook:
     def __init__(
         self,
         *,
-        url: RedisAccess | str,
+        url: str,
         indexer: str,
         endpoints: Collection[str],
         lease_seconds: float = 2.0,
@@ -41,11 +128,11 @@ class RedisLeaseBook:
         timeout_seconds: float = 1.0,
         slowdown: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """Take the `endpoints` that this indexer is responsible for, found or not.
+        """`endpoints`: all that this indexer is responsible for, found or not.
 
         A stream whose endpoint no indexer has listed for `forget_seconds` after its lease is dropped. The timeout is
-        shorter than the lease, so that one lost answer does not cost it. `slowdown` says how much longer a lease lasts
-        than `lease_seconds`: renewing thousands holds Redis up.
+        shorter than the lease, so that one lost answer does not cost the lease. `slowdown` returns a factor on
+        `lease_seconds`: renewing thousands of leases keeps Redis busy.
         """
         self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds)
         self._indexer = indexer
@@ -56,11 +143,11 @@ class RedisLeaseBook:
         self._asked = _Asked()
         self._records = _Records()
         self._held: Mapping[bytes, int] = {}
-        self._claims: Mapping[Stream, Claim] = {}  # of these
-        self._beats = secrets.randbelow(1 << 16)  # several indexers begin to look at slots in different places
+        self._claims: Mapping[Stream, Claim] = {}  # of the held streams
+        self._beats = secrets.randbelow(1 << 16)  # so that several indexers start checking slots in different places
 
     def list_endpoints(self, endpoints: Collection[str]) -> None:
-        """Take other endpoints from the next tick on; streams of those that no indexer lists any more are dropped."""
+        """Use these endpoints from the next tick on; streams whose endpoint no indexer lists are then dropped."""
         self._endpoints = frozenset(endpoints)
 
     async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
@@ -114,10 +201,7 @@ class RedisLeaseBook:
         return round(self._lease_ms * PULSE_OF_LEASE)
 
     async def _beat(self) -> tuple[float, Sequence[bytes], Sequence[bytes], AbstractSet[str]]:
-        """Write our heartbeat.
-
-        Return Redis' time in ms, the names of all streams, the other indexers' records, and which of them are silent.
-        """
+        """Return Redis' time in ms, all streams' names, the other indexers' records, and silent indexers' names."""
         now, names, others, silent = await self._redis.run(
             BEAT,
             self._indexer,
@@ -132,7 +216,7 @@ class RedisLeaseBook:
         return float(now), names, others, _texts(silent)
 
     async def _look(self, names: Sequence[bytes], *, checked: int | None = None) -> LeaseView:
-        """Look at these streams; `checked` says which portion's slots, counted round and round."""
+        """Read the leases of these streams; `checked`, modulo the portions, selects one whose slots are checked."""
         held: dict[bytes, int] = {}
         free: dict[bytes, float] = {}
         owners: Counter[bytes] = Counter()
@@ -148,7 +232,6 @@ class RedisLeaseBook:
         )
 
     async def _change(self, plan: LeasePlan, view: LeaseView, not_ours: LeaseView) -> Mapping[bytes, int]:
-        """Give back and take; return what we hold then."""
         given = plan.surplus(view, elsewhere=not_ours.owners)
         wanted = plan.wanted(view, held=len(view.held) - len(given))
         actions = [(GIVE, name) for name in (*not_ours.held, *given)]
@@ -170,13 +253,13 @@ class RedisLeaseBook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What a beat asks for, made once while it stays the same: there may be thousands of streams."""
+    """The arguments of a beat, kept while they stay the same: there may be thousands of streams."""
 
     endpoints: frozenset[str] | None = None
     candidates: AbstractSet[Stream] = frozenset()
     streams: Mapping[bytes, Stream] = field(default_factory=dict)  # the candidates by name
-    names: Sequence[bytes] = ()  # of the candidates, in order
-    listed: frozenset[str] = frozenset()  # the endpoints, those of the candidates among them
+    names: Sequence[bytes] = ()  # of the candidates, sorted
+    listed: frozenset[str] = frozenset()  # the endpoints, including the candidates'
     endpoints_json: bytes = b"[]"
     names_json: bytes = b"[]"
 
@@ -197,19 +280,18 @@ def _asked(endpoints: frozenset[str], candidates: AbstractSet[Stream]) -> _Asked
 
 class _Said(msgspec.Struct):
     until_ms: float
-    endpoints: list[str] | dict[str, Any]  # an empty list that Lua has written is an object
+    endpoints: list[str] | dict[str, Any]  # Lua writes an empty list as an object
     streams: list[str] | dict[str, Any]
 
 
 class _Records:
-    """The records of other indexers, decoded anew only where more than their time has changed."""
+    """The records of other indexers, decoded again only if more than their time has changed."""
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_Said)
         self._known: dict[bytes, tuple[bytes, IndexerRecord]] = {}
 
     def read(self, flat: Sequence[bytes]) -> dict[str, IndexerRecord]:
-        """Read the records of a beat's answer; what cannot be read is left out."""
         known, self._known = self._known, {}
         found = {}
         for name, text in _pairs(flat):
@@ -222,7 +304,7 @@ class _Records:
                 try:
                     said = self._decoder.decode(text)
                 except (msgspec.MsgspecError, RecursionError):
-                    continue  # another program's, or a newer version's
+                    continue  # written by another program or a newer version
                 record = IndexerRecord(
                     until_ms=said.until_ms,
                     endpoints=frozenset(said.endpoints),

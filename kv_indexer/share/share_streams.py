@@ -1,8 +1,8 @@
-"""Follows exactly those streams that are leased to this indexer, under the fence of each lease.
+"""Follows exactly the streams that are leased to this indexer, under the fence of each lease.
 
-The lease book in Redis decides by Redis' clock which indexer gets which stream; here followers are started and stopped
-to match. A follower that outlives its lease (this process was frozen, or Redis out of reach) is harmless: Redis refuses
-what it writes.
+The lease book in Redis decides by Redis' clock which indexer gets which stream; this module starts and stops followers
+to match. A follower that outlives its lease (this process was frozen, or Redis was unreachable) is harmless: Redis
+refuses its writes.
 """
 
 import asyncio
@@ -19,40 +19,40 @@ from kvmesh.errors import IndexUnavailableError, LeaseLostError
 
 log = logging.getLogger(__name__)
 
-STOP_SECONDS = 1.0  # for followers to end; less than a lease, which must be renewed meanwhile
+STOP_SECONDS = 1.0  # time for followers to end; less than a lease, which must be renewed meanwhile
 
-Follow = Callable[[Claim, EventAddresses], Coroutine[Any, Any, None]]  # ends by itself when a write was refused
+Follow = Callable[[Claim, EventAddresses], Coroutine[Any, Any, None]]  # ends when a write was refused
 
 
 class LeaseBook(Protocol):
-    """Which indexer follows which stream; kept in Redis, judged by its clock."""
+    """Assigns each stream to one indexer; kept in Redis, judged by its clock."""
 
     async def tick(self, candidates: AbstractSet[Stream]) -> Mapping[Stream, Claim]:
-        """Renew this indexer's heartbeat and leases, take free streams; return all it holds now.
+        """Renew this indexer's heartbeat and leases, take free streams; return all streams that it now holds.
 
-        `candidates` are the streams that it could follow. A stream that the index does not know is registered when it
-        is taken. Raise IndexUnavailableError.
+        `candidates` are the streams that it could follow. A stream unknown to the index is registered when it is taken.
+        Raise IndexUnavailableError.
         """
 
     async def pulse(self) -> AbstractSet[str]:
-        """Say that this indexer lives; return the names of those that have fallen silent. Raise IndexUnavailableError.
+        """Report this indexer alive; return the names of the silent indexers. Raise IndexUnavailableError.
 
-        A tick says so, too, but costs too much to be taken as often.
+        A tick does the same, but is too expensive to run as often.
         """
 
     async def drop(self, claim: Claim) -> None:
-        """Forget a stream that its pod no longer has, and void what it claims.
+        """Forget a stream that its pod no longer has, and void its claims.
 
-        Raise IndexUnavailableError, or LeaseLostError if the stream is another's by now.
+        Raise IndexUnavailableError, or LeaseLostError if another indexer has the stream by now.
         """
 
     async def release(self) -> None:
-        """Give everything back at once: this indexer ends. Raise IndexUnavailableError."""
+        """Give back all leases at once, because this indexer ends. Raise IndexUnavailableError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Following:
-    """A follower under way; it has to end as soon as one of the first two is no longer so."""
+    """A running follower; it must end as soon as its claim or its addresses have changed."""
 
     claim: Claim
     addresses: EventAddresses
@@ -72,7 +72,7 @@ class StreamSharer:
         clock: Callable[[], float],
         stop_seconds: float = STOP_SECONDS,
     ) -> None:
-        """Take `answers`, what the finder knows, as it changes, and the `streams` that these say there are.
+        """`answers` are the finder's, updated in place; `streams` returns the streams in them.
 
         `clock` gives monotonic seconds as in the answers.
         """
@@ -84,8 +84,8 @@ class StreamSharer:
         self._clock = clock
         self._stop_seconds = stop_seconds
         self._followed: dict[Stream, _Following] = {}
-        self._ending: dict[Stream, asyncio.Task[None]] = {}  # stopped, and not yet gone
-        self._registered_at: dict[Stream, float] = {}  # when the registry first had it, as far as we have seen
+        self._ending: dict[Stream, asyncio.Task[None]] = {}  # stopped, but not ended yet
+        self._registered_at: dict[Stream, float] = {}  # when we first saw it in the registry
         self._in_step_with: tuple[object, object] | None = None  # claims and addresses that the followers match
         self._silent: AbstractSet[str] = frozenset()  # other indexers, at the last pulse
 
@@ -95,12 +95,12 @@ class StreamSharer:
         return self._followed.keys()
 
     def registered(self, streams: Collection[Stream]) -> None:
-        """Take note of the streams that the registry has now."""
+        """Note the streams that the registry has now."""
         now = self._clock()
         self._registered_at = {stream: self._registered_at.get(stream, now) for stream in streams}
 
     async def pulse(self) -> bool:
-        """Say that this indexer lives; tell whether another has just fallen silent: then a tick is due at once."""
+        """Report this indexer alive; tell whether another has just fallen silent: then a tick is due at once."""
         try:
             silent = await self._leases.pulse()
         except IndexUnavailableError as error:
@@ -112,20 +112,20 @@ class StreamSharer:
     async def tick(self, group: asyncio.TaskGroup, follow: Follow) -> None:
         """Renew the leases, then start and stop followers accordingly; call it several times within a lease."""
         addresses = self._streams()
-        # of thousands, what their pods say they have need not be looked at one by one
+        # fast with thousands of streams: announced ones are not compared one by one
         unknown = {stream: self._registered_at[stream] for stream in self._registered_at.keys() - addresses.keys()}
         vanished = vanished_streams(self._answers, unknown)
         try:
             claims = await self._leases.tick(addresses.keys() | vanished if vanished else addresses.keys())
         except IndexUnavailableError as error:
-            # what is followed stays so: Redis refuses late writes, and a short outage costs no replay
+            # followers go on: Redis refuses late writes, and a short outage costs no replay
             if not self.trouble:
                 log.error("the leases cannot be renewed: %s", error)
             self.trouble = str(error)
             return
         self.trouble = ""
         if self._is_in_step(claims, addresses):
-            return  # of thousands, not each has to be compared several times a lease
+            return  # with thousands of streams, not each is compared several times per lease
         await self._stop_what_is_not_ours(claims, addresses)
         for stream, claim in claims.items():
             if stream in self._ending:
@@ -139,7 +139,7 @@ class StreamSharer:
             self._in_step_with = (claims, addresses)
 
     def _is_in_step(self, claims: Mapping[Stream, Claim], addresses: Mapping[Stream, EventAddresses]) -> bool:
-        """Tell whether both are the very objects that the followers were matched with, and none has ended since."""
+        """Tell whether both are the very objects that the followers match, and no follower has ended since."""
         known, self._in_step_with = self._in_step_with, None
         if known is not None and known[0] is claims and known[1] is addresses:
             self._in_step_with = known
@@ -149,7 +149,7 @@ class StreamSharer:
         self._in_step_with = None
 
     async def release(self) -> None:
-        """Let others take over at once; call it when the followers have ended: what they write later is refused."""
+        """Let others take over at once; call it after the followers have ended: later writes are refused."""
         try:
             await self._leases.release()
         except IndexUnavailableError as error:
@@ -158,7 +158,7 @@ class StreamSharer:
     def _start(self, claim: Claim, addresses: EventAddresses, group: asyncio.TaskGroup, follow: Follow) -> None:
         stream = claim.stream
         log.info("%s is ours (fence %d)", stream.name, claim.fence)
-        self._telemetry.forget(stream)  # what was shown before it was found, or before it was ours
+        self._telemetry.forget(stream)  # its state from before it was found, or from before we held it
         task = group.create_task(_run(follow, claim, addresses), name=f"follow-{stream.name}")
         task.add_done_callback(self._follower_ended)
         self._followed[stream] = _Following(claim=claim, addresses=addresses, task=task)
@@ -185,7 +185,6 @@ class StreamSharer:
             log.error("%s: its follower does not end; not following it anew meanwhile", stream.name)
 
     async def _drop(self, claim: Claim) -> None:
-        """Forget a stream that is no longer there, and void its blocks."""
         try:
             await self._leases.drop(claim)
             log.info("%s is dropped: its pod has no such rank any more", claim.stream.name)
@@ -196,12 +195,11 @@ class StreamSharer:
 async def _run(follow: Follow, claim: Claim, addresses: EventAddresses) -> None:
     try:
         await follow(claim, addresses)
-    except Exception:  # a defect must not end the other streams; the next tick starts this one over
+    except Exception:  # a defect must not end the other streams; the next tick restarts this one
         log.exception("following %s failed", claim.stream.name)
 
 
 def _why_to_stop(following: _Following, claim: Claim | None, addresses: EventAddresses | None) -> str:
-    """Return why a follower must end, or '' if all is as it was when it began."""
     if claim is None:
         return "another indexer follows it, or none may"
     if addresses is None:

@@ -1,6 +1,6 @@
-"""What the indexer counts, and its memory of what each stream did lately: `ports.IndexerTelemetry`.
+"""The indexer's counters, and its memory of each stream's recent activity: implements `ports.IndexerTelemetry`.
 
-Every instance has a registry of its own, so that several indexers in one process (tests) do not meet.
+Every instance has its own registry, so that several indexers in one process (tests) do not mix.
 """
 
 import time
@@ -18,18 +18,15 @@ from kvmesh.metrics.metric import Metric
 from kvmesh.metrics.process_metrics import show_process
 from kvmesh.metrics.registry import Registry, Rows
 
-MAX_POOLS = 500  # with a label of their own; the others are summed up
-OTHERS = "other"  # no pool's name: these have a namespace and a slash
-
 
 class PrometheusTelemetry:
-    """Counts what the indexer does."""
+    """Counts the indexer's work."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.activities: dict[Stream, StreamActivity] = {}
         self.states: dict[Stream, tuple[SourceState, str]] = {}
         self._clock = clock
-        self._departed: set[str] = set()  # endpoints that have left, of which a follower may still count a moment
+        self._departed: set[str] = set()  # endpoints that have left, whose followers may still count for a moment
         self.registry = registry = Registry()
         self._events = registry.values(metrics.EVENTS)
         self._undecodable = registry.values(metrics.DECODE_ERRORS)
@@ -44,7 +41,6 @@ class PrometheusTelemetry:
         self._orphans = registry.values(metrics.ORPHANS)
         self._ready = registry.values(metrics.READY).of()
         self._round_trips = registry.histograms(metrics.REDIS_ROUND_TRIP).of()
-        self._failures = registry.values(metrics.REDIS_FAILURES).of()
         self._redis_facts: RedisFacts = {}
         registry.read(self._read_redis)
         show_process(registry, process="indexer")
@@ -69,13 +65,13 @@ class PrometheusTelemetry:
             self._events.of(kind).value += count
 
     def undecodable(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
-        """See `ports.IndexerTelemetry`. The metric has one series a reason."""
+        """See `ports.IndexerTelemetry`. The metric has one series per reason."""
         for reason, count in reasons.items():
             self._activity(stream).undecodable.add(reason, count, now=self._clock())
             self._undecodable.of(reason).value += count
 
     def not_indexed(self, stream: Stream, *, reasons: Mapping[str, int]) -> None:
-        """See `ports.IndexerTelemetry`. The metric has one series a reason."""
+        """See `ports.IndexerTelemetry`. The metric has one series per reason."""
         for reason, count in reasons.items():
             self._activity(stream).not_indexed.add(reason, count, now=self._clock())
             self._not_indexed.of(reason).value += count
@@ -100,7 +96,7 @@ class PrometheusTelemetry:
             self._state.of(*_labels(stream), known.value).value = known is state
 
     def forget(self, stream: Stream) -> None:
-        """See `ports.IndexerTelemetry`. What was counted stays, unless the endpoint has left."""
+        """See `ports.IndexerTelemetry`. Counters stay, unless the endpoint has left."""
         self.states.pop(stream, None)
         self.activities.pop(stream, None)
         labels = _labels(stream)
@@ -115,7 +111,7 @@ class PrometheusTelemetry:
     def findings(
         self, standing: Collection[Finding], *, appeared: Collection[Finding], endpoints: Collection[str]
     ) -> None:
-        """See `ports.IndexerTelemetry`. A gauge of 0 tells that the endpoint is watched, and well."""
+        """See `ports.IndexerTelemetry`. A gauge of 0 shows that the endpoint is watched and healthy."""
         self._departed.difference_update(endpoints)
         found: dict[str, set[str]] = {}
         for finding in standing:
@@ -123,7 +119,7 @@ class PrometheusTelemetry:
         for endpoint in endpoints:
             now = found.get(endpoint, set())
             if self._found.get(endpoint) == now:
-                continue  # most are well, and setting their series anew each time would cost more than all the rest
+                continue  # most are healthy, and setting all their series each time would cost more than the rest
             self._found[endpoint] = now
             for reason in FindingReason:
                 self._finding.of(reason.value, endpoint).value = reason.value in now
@@ -131,15 +127,13 @@ class PrometheusTelemetry:
             self._findings.of(finding.reason).value += 1
 
     def forget_endpoints(self, endpoints: Collection[str]) -> None:
-        """Remove the series of endpoints that will not come back: in a cluster every new pod is another one."""
+        """Remove the series of departed endpoints: in a cluster every new pod has another address."""
         gone = set(endpoints)
         self._departed.update(gone)
         for by_stream in (self.states, self.activities):
             for stream in [stream for stream in by_stream if stream.endpoint in gone]:
                 del by_stream[stream]
-        per_endpoint = (self._batches, self._gaps, self._replayed, self._state, self._lag, self._orphans, self._finding)
-        for family in per_endpoint:
-            family.drop("endpoint", gone)
+        self.registry.drop("endpoint", gone)
         for endpoint in gone:
             self._found.pop(endpoint, None)
 
@@ -152,11 +146,9 @@ class PrometheusTelemetry:
         self._ready.value = is_ready
 
     def redis_facts(self, facts: RedisFacts | None, seconds: float) -> None:
-        """Show what Redis says of itself, and how long it took to answer; None: no answer, and old facts are gone."""
+        """Show Redis' own statistics and its response time; None if it did not answer, which clears old ones."""
         self._redis_facts = facts or {}
-        if facts is None:
-            self._failures.value += 1
-        else:
+        if facts is not None:
             self._round_trips.observe(seconds)
 
     def redis(self, *, up: bool) -> None:
@@ -164,7 +156,7 @@ class PrometheusTelemetry:
         self._redis_up.value = up
 
     def eviction_policy(self, policy: str) -> None:
-        """Show what Redis does when its memory is full."""
+        """Show Redis' policy for full memory."""
         self._eviction.series.clear()
         self._eviction.of(policy).value = 1
 
@@ -184,7 +176,7 @@ class PrometheusTelemetry:
                 self._blocks.of(line.endpoint, str(line.dp_rank), line.tier).value = line.cached_blocks
 
     def show_pools(self, report: Callable[[], PoolsReport]) -> None:
-        """Show the pools of the report that this returns at the time of each page."""
+        """Show the pools of `report()`, called for each page."""
         self.registry.read(lambda: pool_metrics(report()))
 
     def render(self, form: Form = Form.TEXT) -> bytes:
@@ -205,33 +197,16 @@ def _labels(stream: Stream) -> tuple[str, str]:
 
 
 def pool_metrics(report: PoolsReport) -> Iterator[tuple[Metric, Rows]]:
-    """Yield what is shown of the pools.
-
-    A pool's name is a label of these few series alone, for at most MAX_POOLS pools; `kvmesh_indexer_pool_endpoint_info`
-    joins it to every series that has an endpoint.
-    """
-    shown = {pool.name for pool in report.pools[:MAX_POOLS]}
-    endpoints: Counter[tuple[str, ...]] = Counter()
-    streams: Counter[tuple[str, ...]] = Counter()
-    blocks: Counter[tuple[str, ...]] = Counter()
-    findings: Counter[tuple[str, ...]] = Counter()
-    infos: list[tuple[tuple[str, ...], float]] = []
-    for pool in report.pools:
-        name = pool.name if pool.name in shown else OTHERS
-        for ready in (True, False):
-            endpoints[name, str(ready).lower()] += sum(each.ready is ready for each in pool.endpoints)
-        for endpoint in pool.endpoints:
-            streams.update((name, stream.state) for stream in endpoint.streams if stream.followed_here)
-            findings.update((name, reason) for reason in endpoint.findings)
-            for stream in endpoint.streams:
-                blocks.update({(name, tier): held for tier, held in stream.blocks.items()})
-            if endpoint.indexed_for == pool.name:
-                infos.append(((name, endpoint.address), 1))
-    yield metrics.POOL_ENDPOINTS, sorted(endpoints.items())
-    yield metrics.POOL_STREAMS, sorted(streams.items())
-    yield metrics.POOL_BLOCKS, sorted(blocks.items())
-    yield metrics.POOL_FINDINGS, sorted(findings.items())
-    yield metrics.POOL_ENDPOINT_INFO, infos
+    """Yield the metrics of the pools; `kvmesh_indexer_pool_endpoint_info` joins a pool to an endpoint's series."""
+    yield (
+        metrics.POOL_ENDPOINT_INFO,
+        [
+            ((pool.name, endpoint.address), 1)
+            for pool in report.pools
+            for endpoint in pool.endpoints
+            if endpoint.indexed_for == pool.name
+        ],
+    )
     yield metrics.POOL_CONFLICTS, [((), report.conflicts)]
     problems = Counter((problem.reason,) for problem in report.problems)
     yield metrics.POOL_PROBLEMS, sorted(problems.items())

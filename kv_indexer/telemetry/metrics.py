@@ -1,6 +1,6 @@
 """The indexer's metrics: names, types, labels and meanings. `python -m kv_indexer.telemetry.metrics` prints the table.
 
-The table in docs/reference/metrics.md is held to this by a test.
+A test compares the table in docs/reference/metrics.md with this module.
 """
 
 import sys
@@ -14,20 +14,20 @@ ROUND_TRIP_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025
 EVENTS = counter("kvmesh_indexer_events_total", "Events read, by type.", "type")
 DECODE_ERRORS = counter(
     "kvmesh_indexer_decode_errors_total",
-    "Events, batches and messages that could not be understood, by reason.",
+    "Undecodable events, batches and messages, by reason.",
     "reason",
 )
 NOT_INDEXED = counter(
     "kvmesh_indexer_events_not_indexed_total",
-    "Events that were understood and are not in the index, by reason.",
+    "Decoded events that are not in the index, by reason.",
     "reason",
 )
 BATCHES = counter("kvmesh_indexer_batches_total", "Event batches applied.", "endpoint", "dp_rank")
 GAPS = counter("kvmesh_indexer_gaps_total", "Gaps in live sequences.", "endpoint", "dp_rank")
-REPLAYED = counter("kvmesh_indexer_replayed_batches_total", "Batches got by replay.", "endpoint", "dp_rank")
+REPLAYED = counter("kvmesh_indexer_replayed_batches_total", "Replayed batches.", "endpoint", "dp_rank")
 STATE = gauge(
     "kvmesh_indexer_source_state",
-    "1 for the state a stream is in.",
+    "1 for the state of a stream.",
     "endpoint",
     "dp_rank",
     "state",
@@ -36,19 +36,19 @@ STATE = gauge(
 BLOCKS = gauge("kvmesh_indexer_blocks", "Blocks indexed.", "endpoint", "dp_rank", "tier", over=Over.EACH)
 LAG = gauge(
     "kvmesh_indexer_lag_seconds",
-    "Age of the newest batch when it was applied.",
+    "Age of the newest batch at its application.",
     "endpoint",
     "dp_rank",
     over=Over.ONE,
 )
 EVENT_LAG = histogram(
     "kvmesh_indexer_event_lag_seconds",
-    "Age of the newest event of each batch when it was applied, of all streams.",
+    "Age of each batch's newest event at its application, over all streams.",
     bounds=LAG_SECONDS,
 )
 ORPHANS = gauge(
     "kvmesh_indexer_orphan_events",
-    "Stores that wait for their parent block.",
+    "Store events without their parent block.",
     "endpoint",
     "dp_rank",
     over=Over.ONE,
@@ -56,103 +56,71 @@ ORPHANS = gauge(
 
 # this indexer
 READY = gauge("kvmesh_indexer_ready", "1 while the indexer is ready.", over=Over.EACH)
-STREAMS_HELD = gauge("kvmesh_indexer_streams_held", "Streams that this indexer follows.")
+STREAMS_HELD = gauge("kvmesh_indexer_streams_held", "Streams of this indexer.")
 POD_KEY_UNUSABLE = gauge(
     "kvmesh_indexer_pod_key_unusable",
-    "1 while the file of --pod-key-file cannot be used: pods are shown the last good key.",
+    "1 while the file of --pod-key-file is unusable; the last good key is in use.",
     over=Over.EACH,
 )
 FINDING = gauge(
     "kvmesh_indexer_finding",
-    "1 while something is wrong with a pod although nothing has failed; docs/reference/findings.md says what to do.",
+    "1 while a finding about a pod lasts (docs/reference/findings.md).",
     "reason",
     "endpoint",
     over=Over.ONE,
 )
-FINDINGS = counter("kvmesh_indexer_findings_total", "Findings that have appeared.", "reason")
+FINDINGS = counter("kvmesh_indexer_findings_total", "New findings.", "reason")
 
 # Redis
-REDIS_UP = gauge("kvmesh_indexer_redis_up", "1 while Redis can be written and read.", over=Over.EACH)
+REDIS_UP = gauge("kvmesh_indexer_redis_up", "1 while Redis is readable and writable.", over=Over.EACH)
 REDIS_EVICTION = gauge(
     "kvmesh_indexer_redis_eviction_policy",
-    "1 for what Redis does when its memory is full; must be noeviction.",
+    "1 for Redis' maxmemory-policy; must be noeviction.",
     "policy",
     over=Over.EACH,
 )
-UNREADABLE = gauge(
-    "kvmesh_indexer_unreadable_records", "Streams and slots in Redis that cannot be read.", over=Over.EACH
-)
+UNREADABLE = gauge("kvmesh_indexer_unreadable_records", "Unreadable streams and slots in Redis.", over=Over.EACH)
 REDIS_ROUND_TRIP = histogram(
     "kvmesh_indexer_redis_round_trip_seconds",
-    "Time until Redis had answered INFO, from the indexer.",
+    "Round trip of INFO, from the indexer.",
     bounds=ROUND_TRIP_SECONDS,
-)
-REDIS_FAILURES = counter(
-    "kvmesh_indexer_redis_probe_failures_total", "Times that Redis did not answer INFO, or not in time."
 )
 REDIS_MEMORY = gauge(
     "kvmesh_indexer_redis_memory_bytes",
-    "Memory that Redis uses for data and itself (used_memory).",
+    "Memory used by Redis (used_memory).",
     over=Over.EACH,
-)
-REDIS_MEMORY_PEAK = gauge(
-    "kvmesh_indexer_redis_memory_peak_bytes", "The most memory that Redis has used.", over=Over.EACH
 )
 REDIS_MEMORY_LIMIT = gauge(
     "kvmesh_indexer_redis_memory_limit_bytes",
-    "Memory that Redis may use (maxmemory); 0: no limit.",
+    "Memory limit of Redis (maxmemory); 0: none.",
     over=Over.EACH,
 )
-REDIS_FRAGMENTATION = gauge(
-    "kvmesh_indexer_redis_fragmentation_ratio",
-    "Memory that the system gave Redis, divided by what it uses.",
-    over=Over.EACH,
-)
-REDIS_KEYS = gauge("kvmesh_indexer_redis_keys", "Keys in all of Redis' databases, ours and others'.", over=Over.EACH)
+REDIS_KEYS = gauge("kvmesh_indexer_redis_keys", "Keys in all databases of Redis.", over=Over.EACH)
 REDIS_EVICTED = counter(
     "kvmesh_indexer_redis_evicted_keys_total",
-    "Keys that Redis has evicted; any makes the index lie.",
+    "Keys evicted by Redis; any eviction makes the index wrong.",
     over=Over.EACH,
 )
-REDIS_OPERATIONS = counter(
-    "kvmesh_indexer_redis_operations_total",
-    "Commands that Redis has processed, whoever sent them.",
-    over=Over.EACH,
-)
-REDIS_CLIENTS = gauge("kvmesh_indexer_redis_clients", "Connections to Redis.", over=Over.EACH)
 REDIS_TRACKED_KEYS = gauge(
     "kvmesh_indexer_redis_tracked_keys",
-    "Keys that Redis remembers to tell pickers of, some 140 bytes each.",
+    "Keys tracked by Redis for pickers, some 140 bytes each.",
     over=Over.EACH,
 )
-REDIS_REPLICAS = gauge("kvmesh_indexer_redis_replicas", "Replicas that follow Redis.", over=Over.EACH)
 
 # pools
-POOL_ENDPOINTS = gauge(
-    "kvmesh_indexer_pool_endpoints",
-    "Endpoints, by whether they are ready.",
-    "pool",
-    "ready",
-    over=Over.EACH,
-)
-POOL_STREAMS = gauge("kvmesh_indexer_pool_streams", "Streams that this indexer follows, by state.", "pool", "state")
-POOL_BLOCKS = gauge(
-    "kvmesh_indexer_pool_blocks", "Blocks indexed, by whichever indexer.", "pool", "tier", over=Over.EACH
-)
-POOL_FINDINGS = gauge("kvmesh_indexer_pool_findings", "Findings of this indexer that stand.", "pool", "reason")
 POOL_ENDPOINT_INFO = gauge(
     "kvmesh_indexer_pool_endpoint_info",
-    "1 for the pool that an endpoint is indexed for.",
+    "1 for an endpoint's pool in the index.",
     "pool",
     "endpoint",
     over=Over.EACH,
 )
 POOL_CONFLICTS = gauge(
     "kvmesh_indexer_pool_conflicts",
-    "Endpoints in several pools; they are indexed for the first alone.",
+    "Endpoints in several pools; indexed only for the first.",
     over=Over.EACH,
 )
-POOL_PROBLEMS = gauge("kvmesh_indexer_pool_problems", "Documents that cannot be used.", "reason", over=Over.EACH)
+POOL_PROBLEMS = gauge("kvmesh_indexer_pool_problems", "Unusable documents.", "reason", over=Over.EACH)
 
 METRICS = (BUILD, *(each for each in tuple(vars().values()) if isinstance(each, Metric) and each is not BUILD))
 

@@ -1,7 +1,7 @@
-"""What Redis says of itself: memory, keys, evictions, clients. Asked every few seconds, for the indexer's metrics.
+"""Reads Redis' own statistics every few seconds for the indexer's metrics: memory, keys, evictions.
 
-INFO is asked over a connection of its own, which managed servers allow. The answer is of the server that holds the
-index: all its keys are in one place, also in a cluster.
+INFO, which managed servers allow, is asked over a separate connection. The answer comes from the server that holds the
+index: all keys are in one place, even in a cluster.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from kv_indexer.telemetry import metrics
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.metrics.metric import Metric
-from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.link import RedisLink
 
 log = logging.getLogger(__name__)
@@ -21,22 +20,17 @@ LOOK_SECONDS = 10.0
 # metric -> field of the answer, https://redis.io/docs/latest/commands/info/
 FIELDS: Mapping[Metric, str] = {
     metrics.REDIS_MEMORY: "used_memory",
-    metrics.REDIS_MEMORY_PEAK: "used_memory_peak",
     metrics.REDIS_MEMORY_LIMIT: "maxmemory",
-    metrics.REDIS_FRAGMENTATION: "mem_fragmentation_ratio",
     metrics.REDIS_EVICTED: "evicted_keys",
-    metrics.REDIS_OPERATIONS: "total_commands_processed",
-    metrics.REDIS_CLIENTS: "connected_clients",
     metrics.REDIS_TRACKED_KEYS: "tracking_total_keys",
-    metrics.REDIS_REPLICAS: "connected_slaves",
 }
 REDIS_METRICS = (metrics.REDIS_KEYS, *FIELDS)
 
-RedisFacts = Mapping[Metric, float]  # without those that this server does not show
+RedisFacts = Mapping[Metric, float]  # without the facts that this server does not report
 
 
 def redis_facts(info: str) -> RedisFacts:
-    """Read the answer to INFO; what is not there, or no number, is left out."""
+    """Read the answer to INFO; missing and non-numeric fields are left out."""
     lines = dict(line.partition(":")[::2] for line in info.splitlines())
     facts = {metric: _number(lines.get(field)) for metric, field in FIELDS.items()}
     if "# Keyspace" in lines:
@@ -58,24 +52,24 @@ def _number(text: str | None) -> float | None:
 
 
 class RedisWatch:
-    """Asks again and again. Raise RedisUrlError."""
+    """Asks repeatedly. Raise RedisUrlError."""
 
     def __init__(
         self,
         *,
-        url: RedisAccess | str,
+        url: str,
         show: Callable[[RedisFacts | None, float], None],
         timeout_seconds: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`show` is called at every look with the facts (None: no answer) and the seconds that it took."""
+        """`show` gets the facts of each request (None without an answer) and the response time in seconds."""
         self._link = RedisLink(url, reads_only=True)
         self._show = show
         self._timeout_seconds = timeout_seconds
         self._clock = clock
 
     async def look(self) -> float:
-        """Look once; return the seconds until the next time. Raises nothing that a Redis can cause."""
+        """Ask once; return the seconds until the next time. Never raises because of Redis."""
         facts, began = None, self._clock()
         try:
             async with asyncio.timeout(self._timeout_seconds):

@@ -1,7 +1,7 @@
-"""When something is wrong although nothing has failed: the rules, one object a stream. Pure.
+"""The rules that find faults although nothing has failed, one object per stream. Pure.
 
 A rule reports only when it is sure. A pod that is idle, that serves prompts shorter than a block, or that finds whole
-prompts in its cache rightly sends no events. Each message says what is wrong, then what to do.
+prompts in its cache rightly sends no events. Each message names the fault, then the remedy.
 """
 
 from kv_indexer.watch.stream_activity import (
@@ -18,31 +18,31 @@ from kvmesh.blocks.source import SourceState
 from kvmesh.pods.pod_report import EngineCounters, PodReport, is_restart, least_new_blocks
 
 # reasons of the applier
-BLOCK_SIZE_CHANGED = "block-size-changed"  # of stores of another size within one epoch
+BLOCK_SIZE_CHANGED = "block-size-changed"  # for stores of another size within one epoch
 BATCH_SKIPPED = "batch-skipped"
 SHARES = frozenset({"slot-share", "no-free-slot", "source-full", "orphan-dropped"})
 
 
 class Silence:
-    """Events are due and do not come."""
+    """Events are due, but do not come."""
 
     def __init__(self, policy: FindingPolicy) -> None:
         self._policy = policy
-        self._before: EngineCounters | None = None  # when the last batch came, or when we began to look
+        self._before: EngineCounters | None = None  # at the last batch, or when we began to watch
         self._before_at = 0.0
         self._due_since: float | None = None
         self._judged_since: float | None = None
-        self._started_at: float | None = None  # of the pod's process, as it says itself
+        self._started_at: float | None = None  # of the pod's process, as it reports
 
     def judge(self, facts: StreamFacts, *, now: float) -> Diagnosis | None:
-        """Return what is wrong at `now` (monotonic seconds), or None."""
+        """Return the diagnosis at `now` (monotonic seconds), or None."""
         report, counters = facts.report, facts.counters
         if not is_judged(facts) or report is None or counters is None:
             self._before = self._due_since = self._judged_since = None
             return None
         self._judged_since = now if self._judged_since is None else self._judged_since
         heard_at = max(self._judged_since, facts.activity.last_batch_at or 0.0)
-        # counters lag: what was read right at a batch may lack the request that the batch came from
+        # counters lag: a reading at the time of a batch may lack the request that caused the batch
         is_too_early = self._before_at < heard_at + self._policy.settle_seconds
         is_another = report.started_at != self._started_at or is_restart(self._before or counters, counters)
         if self._before is None or is_too_early or is_another:
@@ -65,7 +65,7 @@ class Silence:
     def _short_prompts(
         self, facts: StreamFacts, counters: EngineCounters, *, size: int, now: float
     ) -> Diagnosis | None:
-        """Judge a pod that rightly sends nothing, but for a reason that its operator may not know."""
+        """Judge a pod that rightly sends nothing, for a reason that its operator may not know."""
         before, policy = self._before, self._policy
         assert before is not None
         requests = counters.prefills - before.prefills
@@ -89,7 +89,7 @@ class Silence:
 
 
 class Absence:
-    """The pod finds prompts in its cache, and the index holds nothing of it."""
+    """The pod finds prompts in its cache, but the index holds none of its blocks."""
 
     def __init__(self, policy: FindingPolicy) -> None:
         self._policy = policy
@@ -98,7 +98,7 @@ class Absence:
         self._hit_since: float | None = None
 
     def judge(self, facts: StreamFacts, *, now: float) -> Diagnosis | None:
-        """Return what is wrong at `now` (monotonic seconds), or None."""
+        """Return the diagnosis at `now` (monotonic seconds), or None."""
         report, counters = facts.report, facts.counters
         if facts.dp_rank is None or not is_judged(facts) or facts.blocks or report is None or counters is None:
             self._empty_since = self._before = self._hit_since = None
@@ -126,7 +126,6 @@ class Absence:
 
 
 def _remedy(facts: StreamFacts) -> str:
-    """Return what to do about a silent pod."""
     if facts.report is not None and facts.report.caches_prefixes is False:
         return "its prefix cache is off; start it with --enable-prefix-caching"
     config = '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", …}\''
@@ -141,7 +140,7 @@ def _remedy(facts: StreamFacts) -> str:
 
 
 class StreamRules:
-    """Judges one stream; remembers what it must compare with."""
+    """Judges one stream, and remembers the values to compare with."""
 
     def __init__(self, policy: FindingPolicy) -> None:
         self._policy = policy
@@ -150,7 +149,7 @@ class StreamRules:
         self._sizes = _BlockSizes(policy)
 
     def judge(self, facts: StreamFacts, *, now: float, unix_now: float) -> list[Finding]:
-        """Return what is wrong at `now` (monotonic seconds), with the start of each in unix seconds."""
+        """Return the findings at `now` (monotonic seconds), with the start of each in unix seconds."""
         silence = self._silence.judge(facts, now=now)
         absence = self._absence.judge(facts, now=now)
         diagnoses = [
@@ -175,7 +174,7 @@ class StreamRules:
 
 
 class _BlockSizes:
-    """The pod's block size is not what the index has, or not what it was."""
+    """The pod's block size differs from the index's, or from its earlier one."""
 
     def __init__(self, policy: FindingPolicy) -> None:
         self._policy = policy

@@ -1,7 +1,7 @@
-"""Scrapes every pod's /metrics and keeps the last report of each; one task a pod.
+"""Scrapes every pod's /metrics and keeps the last report of each; one task per pod.
 
-Callers that need a fresher report ask for it, as a stream's follower does for the pod's start time. Several that ask at
-once share one scrape, and what they have asked for is not asked again. Nothing here judges what a report says.
+Callers that need a fresher report ask for it, as a stream's follower does for the pod's start time. Simultaneous
+requests share one scrape, which also replaces the next regular one. This module does not judge the reports.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from kvmesh.pods.pod_report import PodReport
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_SECONDS = 1.0  # a follower has better things to do than to wait for a start time
+START_TIMEOUT_SECONDS = 1.0  # a follower must not wait long for a start time
 
 
 @dataclass(slots=True)
@@ -29,14 +29,14 @@ class _Target:
     endpoint: str
     page: MetricsPage
     report: PodReport | None = None
-    scrapes: int = 0  # that have come to an end, well or not
-    is_ill: bool = False  # and that was logged
+    scrapes: int = 0  # finished ones, successful or not
+    is_ill: bool = False  # the last scrape failed, and that was logged
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one scrape at a time
     task: asyncio.Task[None] | None = None
 
 
 class PodMetrics:
-    """The pods' reports; `run` keeps them fresh, and nothing is asked before or after it."""
+    """The pods' reports; `run` keeps them fresh, and pods are asked only while it runs."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class PodMetrics:
         slowdown: Callable[[], float] = lambda: 1.0,
         pages: PodPages | None = None,
     ) -> None:
-        """Take `pages` if others ask the same pods, and `slowdown` to ask by what to multiply the interval."""
+        """`pages` if others ask the same pods; `slowdown` returns a factor on the interval."""
         self._interval_seconds = interval_seconds
         self._timeout_seconds = timeout_seconds
         self._slowdown = slowdown
@@ -57,7 +57,7 @@ class PodMetrics:
         self._tasks: asyncio.TaskGroup | None = None
 
     def add(self, endpoint: str) -> None:
-        """Scrape this pod, too, from now on."""
+        """Scrape this pod from now on, too."""
         if endpoint not in self._targets:
             target = self._targets[endpoint] = self._target(endpoint)
             # thousands may come at once; a caller that needs a report earlier asks for it
@@ -71,12 +71,12 @@ class PodMetrics:
         self._pages.forget(endpoint)
 
     def latest(self, endpoint: str) -> PodReport | None:
-        """Return the last report, however old; None if there was none, or if the endpoint is not among ours."""
+        """Return the last report, however old; None without one, or if the endpoint is unknown."""
         target = self._targets.get(endpoint)
         return target.report if target else None
 
     async def fresh(self, endpoint: str, *, max_age_seconds: float) -> PodReport | None:
-        """Return a report that is no older, asking for it if need be; None if the pod gives none in time."""
+        """Return a report of at most this age, scraping if necessary; None if the pod gives none in time."""
         target = self._targets.get(endpoint)
         oldest = time.monotonic() - max_age_seconds
         if target is None:
@@ -90,10 +90,10 @@ class PodMetrics:
         return report if report is not None and report.scraped_at >= oldest else None
 
     async def started_at(self, endpoint: str, *, timeout_seconds: float = START_TIMEOUT_SECONDS) -> float | None:
-        """Ask when the pod's process started, in its own unix seconds; None if it does not say in time."""
+        """Ask when the pod's process started, in unix seconds by its own clock; None if it does not tell in time."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                # asked again each time: an older report may be of a process that has died since
+                # asked again each time: an older report may come from a process that has died since
                 report = await self.fresh(endpoint, max_age_seconds=0)
         except TimeoutError:
             return None
@@ -130,7 +130,7 @@ class PodMetrics:
                 if not others_ask:
                     await self._scrape(target)
             seen = target.scrapes
-            # jitter keeps indexers and pods from falling into step; other callers of about this pace go first
+            # jitter keeps indexers and pods out of step; other callers at a similar pace go first
             pace = random.uniform(1.1, 1.4) if others_ask else random.uniform(0.8, 1.2)  # noqa: S311
             await asyncio.sleep(self._interval_seconds * self._slowdown() * pace)
 
@@ -147,8 +147,8 @@ class PodMetrics:
                     if not target.report.engines:
                         problem = "its /metrics has no request counters (--disable-log-stats?)"
                 else:
-                    problem = why_no_load(answer)
-        except Exception as error:  # no answer of one pod may end the scraping of all
+                    problem = why_no_load(answer, target.page.path)
+        except Exception as error:  # one pod's answer must not end the scraping of all
             problem = f"no /metrics: {str(error) or type(error).__name__}"
         if problem and not target.is_ill:
             log.warning("%s: %s; a pod that sends no events cannot be told from an idle one", target.endpoint, problem)

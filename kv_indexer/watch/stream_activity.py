@@ -1,4 +1,4 @@
-"""What has happened on one stream lately, and the facts that the rules look at. Pure: time is an argument."""
+"""The recent activity of one stream, and the facts that the rules judge. Pure: time is an argument."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from kvmesh.blocks.findings import FindingReason
 from kvmesh.blocks.source import SourceState
 from kvmesh.pods.pod_report import EngineCounters, PodReport
 
-MAX_REASONS = 32  # remembered by name; more come from no version that we know
+MAX_REASONS = 32  # remembered by name; no known version has more
 OTHER = "other"
-RECENT_SECONDS = 300.0  # "the last minutes"
-ASSUMED_BLOCK_SIZE = 128  # of a pod that does not say; few have larger ones
+RECENT_SECONDS = 300.0  # the meaning of "the last minutes"
+ASSUMED_BLOCK_SIZE = 128  # for a pod that does not report it; few have larger blocks
 NAMED_REASONS = 3  # in one message
-# in other states the index is not expected to know
+# in other states the index need not be complete
 JUDGED = (SourceState.LIVE, SourceState.DEGRADED, SourceState.UNCONFIRMED)
 
 
@@ -26,14 +26,14 @@ class Spell:
 
 
 class Spells:
-    """By reason: how often since it began, and when last. A pause of `pause_seconds` ends a spell."""
+    """One spell per reason: count, start and last time. A pause of `pause_seconds` ends a spell."""
 
     def __init__(self, *, pause_seconds: float) -> None:
         self._pause_seconds = pause_seconds
         self._spells: dict[str, Spell] = {}
 
     def add(self, reason: str, count: int, *, now: float) -> None:
-        """Count something that has just happened."""
+        """Count an occurrence."""
         if reason not in self._spells and len(self._spells) >= MAX_REASONS:
             reason = OTHER
         spell = self._spells.get(reason)
@@ -42,16 +42,16 @@ class Spells:
         self._spells[reason] = Spell(count=spell.count + count, began_at=spell.began_at, last_at=now)
 
     def lasting(self, *, now: float) -> Mapping[str, Spell]:
-        """Return the spells that have not ended, most frequent first."""
+        """Return the current spells, most frequent first."""
         if not self._spells:
-            return {}  # nearly always, and of thousands of streams
+            return {}  # the usual case, for thousands of streams
         still = [item for item in self._spells.items() if now - item[1].last_at <= self._pause_seconds]
         return dict(sorted(still, key=lambda item: (-item[1].count, item[0])))
 
 
 @dataclass(slots=True, kw_only=True)
 class StreamActivity:
-    """One stream since its follower began. All times in monotonic seconds."""
+    """One stream's activity since its follower began. All times in monotonic seconds."""
 
     state: SourceState | None = None
     state_since: float = 0.0
@@ -61,7 +61,7 @@ class StreamActivity:
     not_indexed: Spells = field(default_factory=lambda: Spells(pause_seconds=RECENT_SECONDS))
 
     def received(self, batches: int, *, now: float) -> None:
-        """Note that batches came."""
+        """Note received batches."""
         self.batches += batches
         self.last_batch_at = now
 
@@ -74,33 +74,33 @@ class StreamActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingPolicy:
-    """When a rule is sure."""
+    """Thresholds at which a rule is sure."""
 
     silent_seconds: float = 30.0  # since events were due, or blocks should have been indexed
     stuck_seconds: float = 30.0  # replaying without a batch
     settle_seconds: float = 2.0  # a pod's counters lag behind its events
-    least_blocks: int = 2  # due, before their events are missed
+    least_blocks: int = 2  # due before their events are missed
     large_block_tokens: int = 128  # hybrid models; others have 16 to 64
     large_block_requests: int = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFacts:
-    """One look at one stream, or at a pod that has none."""
+    """The facts about one stream, or about a pod without one, at one time."""
 
     endpoint: str
-    dp_rank: int | None  # None: the pod publishes no stream that we know of
+    dp_rank: int | None  # None if the pod publishes no known stream
     activity: StreamActivity
     report: PodReport | None = None
     counters: EngineCounters | None = None  # of the engine behind the stream
-    blocks: int = 0  # that the index holds of it, over all tiers
-    gpu_block_size: int | None = None  # as the index has it
-    ranks_left_out: int = 0  # of a pod: beyond those that are followed of one pod
+    blocks: int = 0  # that the index holds of the stream, in all tiers
+    gpu_block_size: int | None = None  # as indexed
+    ranks_left_out: int = 0  # ranks of a pod above the limit per pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What a rule has found."""
+    """The result of a rule."""
 
     reason: FindingReason
     message: str
@@ -108,12 +108,12 @@ class Diagnosis:
 
 
 def is_judged(facts: StreamFacts) -> bool:
-    """Tell whether the index is expected to know what the pod holds."""
+    """Tell whether the index is expected to hold the pod's blocks."""
     return facts.dp_rank is None or facts.activity.state in JUDGED
 
 
 def due_size(facts: StreamFacts, report: PodReport) -> int:
-    """Return how many tokens make a block whose event is due."""
+    """Return the tokens of a block whose event is due."""
     return max(report.block_size or 0, facts.gpu_block_size or 0) or ASSUMED_BLOCK_SIZE
 
 

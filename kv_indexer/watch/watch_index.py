@@ -1,7 +1,7 @@
-"""Watches the shared index: is Redis there, can every record be read, does void content wait for the sweep?
+"""Watches the shared index: does Redis answer, is every record readable, does voided content wait for the sweep?
 
-Every indexer watches, whatever it follows. Also warns where Redis may evict keys when its memory is full, which would
-make the index wrong; it reads `INFO memory`, which managed servers allow, unlike CONFIG.
+Every indexer watches, whatever it follows. It also warns if Redis may evict keys when its memory is full, which would
+make the index wrong; for this it reads `INFO memory`, which managed servers allow, unlike CONFIG.
 """
 
 import asyncio
@@ -14,17 +14,16 @@ from math import inf
 from kv_indexer.ports import IndexWriter
 from kvmesh.blocks.source import Registry, Stream, StreamRecord
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.link import RedisCalls
 
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.5
-SWEEP_FIELDS = 150  # a slice: about a millisecond of Redis
-SWEEP_PAUSE = 4  # times as long as the slice took: lookups come first
+SWEEP_FIELDS = 150  # per slice: about a millisecond of Redis
+SWEEP_PAUSE = 4  # times the duration of the slice: lookups come first
 LEAST_PAUSE_SECONDS = 0.004
 NAMED_RECORDS = 5  # unreadable records that one log line names
-CHECKED_AT_ONCE = 250  # streams whose records are compared without a pause; under a millisecond
+CHECKED_AT_ONCE = 250  # streams whose records are compared without a pause; takes less than a millisecond
 
 EVICTION_LOOK_SECONDS = 30.0
 EVICTION_RETRY_SECONDS = 1.0
@@ -39,7 +38,7 @@ EVICTION_POLICIES = frozenset(
 )
 UNKNOWN_POLICY = "unknown"
 
-# the record of a stream, and when it was asked for -> is it as expected?
+# (a stream's record, when it was requested) -> whether it is as expected
 RecordCheck = Callable[[StreamRecord | None, float], bool]
 
 
@@ -54,17 +53,17 @@ class IndexWatch:
         clock: Callable[[], float] = time.monotonic,
         slowdown: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """Take `seen` to call with the streams of each new registry; `slowdown` returns how much rarer to look."""
+        """`seen` is called with the streams of each new registry; `slowdown` returns a factor on the interval."""
         self.trouble = "not asked yet"  # why the index cannot be used, or ""
-        self.registry = Registry(version=b"")  # as read last
+        self.registry = Registry(version=b"")  # the last one read
         self._writer = writer
         self._seen = seen
         self._clock = clock
         self._slowdown = slowdown
         self._records: dict[Stream, StreamRecord] = {}
-        self._asked_at = -inf  # for the registry that we have
+        self._asked_at = -inf  # when the current registry was requested
         self._checks: dict[Stream, RecordCheck] = {}
-        self._differing: set[Stream] = set()  # of these, whose record was not what the follower has written
+        self._differing: set[Stream] = set()  # streams whose record differed from their follower's last write
 
     async def look(self) -> float:
         """Read the registry once; return the seconds until the next time."""
@@ -81,7 +80,7 @@ class IndexWatch:
         self.trouble = ""
         self._log_unreadable(registry)
         self._asked_at = asked_at
-        if registry is not self.registry:  # a quiet one is the same object
+        if registry is not self.registry:  # an unchanged registry is the same object
             self._records = {record.stream: record for record in registry.streams}
             self._seen(list(self._records))
             self.registry = registry
@@ -91,20 +90,20 @@ class IndexWatch:
         return WATCH_SECONDS * self._slowdown()
 
     def owner(self, stream: Stream) -> str:
-        """Return which indexer followed the stream when the registry was read last, or ''."""
+        """Return the indexer that followed the stream at the last read of the registry, or ''."""
         record = self._records.get(stream)
         return record.owner if record else ""
 
     def record(self, stream: Stream, max_age_seconds: float) -> StreamRecord | None:
-        """Return how the registry has a stream; None if it has none, or was read longer ago."""
+        """Return the registry's record of a stream; None without one, or if the registry was read longer ago."""
         is_recent = self._clock() - self._asked_at <= max_age_seconds
         return self._records.get(stream) if is_recent else None
 
     @contextmanager
     def subscribe(self, stream: Stream, check: RecordCheck) -> Iterator[None]:
-        """Call `check` with each new registry, so that thousands of quiet followers need not look by themselves.
+        """Call `check` with each new registry, so that thousands of quiet followers need not read it.
 
-        While it answers that the record differs, it is called with each reading.
+        As long as `check` reports a difference, it is called at each read.
         """
         self._checks[stream] = check
         try:
@@ -115,7 +114,7 @@ class IndexWatch:
                 self._differing.discard(stream)
 
     async def sweep(self) -> float:
-        """Clean one slice of what is void; return the seconds until the next."""
+        """Clean one slice of voided content; return the seconds until the next."""
         began = self._clock()
         try:
             if not await self._writer.sweep(fields=SWEEP_FIELDS):
@@ -136,7 +135,6 @@ class IndexWatch:
                 await asyncio.sleep(0)
 
     def _log_unreadable(self, registry: Registry) -> None:
-        """Log once which records in Redis cannot be read: their blocks are not used."""
         before, now = frozenset(self.registry.unreadable), frozenset(registry.unreadable)
         fresh = sorted(now - before)
         if fresh:
@@ -147,23 +145,23 @@ class IndexWatch:
 
 
 def eviction_policy(info: str) -> str:
-    """Return the policy in the answer to INFO memory; a strange one is `unknown`, so that a metric stays small."""
+    """Return the policy in the answer to INFO memory; `unknown` for a strange one, so that a metric stays small."""
     lines = dict(line.partition(":")[::2] for line in info.splitlines())
     policy = lines.get("maxmemory_policy", UNKNOWN_POLICY)
     return policy if policy in EVICTION_POLICIES else UNKNOWN_POLICY
 
 
 class EvictionWatch:
-    """Warns once of a policy that is not `noeviction`, and logs when it is again. Raise RedisUrlError."""
+    """Warns once if the policy is not `noeviction`, and logs when it is again. Raise RedisUrlError."""
 
-    def __init__(self, *, url: RedisAccess | str, show: Callable[[str], None], timeout_seconds: float = 2.0) -> None:
-        """Take `show` to call with the policy at every look, or with `unknown`."""
+    def __init__(self, *, url: str, show: Callable[[str], None], timeout_seconds: float = 2.0) -> None:
+        """`show` is called with the policy, or `unknown`, after each request."""
         self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds, reads_only=True)
         self._show = show
         self._said = NO_EVICTION
 
     async def look(self) -> float:
-        """Look once; return the seconds until the next time. Raises nothing that a Redis can cause."""
+        """Ask once; return the seconds until the next time. Never raises because of Redis."""
         try:
             info = await self._redis.call("INFO", "memory")
         except IndexUnavailableError as error:

@@ -1,9 +1,9 @@
-"""Notices what is wrong although nothing has failed; reports it once, and once more when it has healed.
+"""Notices faults although nothing has failed; reports each once, and once more when it has healed.
 
-Every second it looks at each stream that this indexer follows, and at each pod that has none: the telemetry's record of
-the stream, the pod's /metrics, what the index holds. `watch.finding_rules` judges. A finding is a log line that says
-what to do, a metric (`kvmesh_indexer_finding`), a line on /sources and a field in Redis, where `kvmesh index sources`
-reads it. No state of any stream is changed.
+Every second it judges each stream that this indexer follows, and each pod without one, by the telemetry's record of the
+stream, the pod's /metrics, and the stream's entries in the index. `watch.finding_rules` has the rules. A finding is a
+log line that says what to do, a metric (`kvmesh_indexer_finding`), a line on /sources and a field in Redis, where
+`kvmesh index sources` reads it. No state of any stream is changed.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from kvmesh.pods.pod_report import EngineCounters, PodReport, sum_counters
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-RARER_LOOKS = 2.5  # times, in large fleets: then there are still two looks to a scrape
-LONGEST_LOOK_SECONDS = 25.0  # longer, and current findings would be void in Redis (after 30 s) between two looks
-JUDGED_AT_ONCE = 250  # streams; some milliseconds, in which no event is applied
-SHARE_SECONDS = 5.0  # between two times that findings are confirmed in Redis
+RARER_LOOKS = 2.5  # factor in large fleets: there are still two looks per scrape
+LONGEST_LOOK_SECONDS = 25.0  # if longer, current findings would expire in Redis (after 30 s) between two looks
+JUDGED_AT_ONCE = 250  # streams; takes some milliseconds, and no event is applied meanwhile
+SHARE_SECONDS = 5.0  # between two confirmations of findings in Redis
 
-# current, healed findings -> those that any indexer has confirmed; raises IndexUnavailableError
+# (current, healed findings) -> findings that any indexer has confirmed; raises IndexUnavailableError
 ShareFindings = Callable[[Collection[Finding], Collection[Finding]], Awaitable[tuple[Finding, ...]]]
-Subject = tuple[str, int | None]  # endpoint, rank; None: a pod of which no stream is known, or not of all its engines
+Subject = tuple[str, int | None]  # endpoint and rank; no rank if not all engines of the pod have a known stream
 
 
 class PodWatch:
@@ -53,14 +53,14 @@ class PodWatch:
         slowdown: Callable[[], float] = lambda: 1.0,
         pool_of: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """Take what it looks at, each as it changes.
+        """Take the sources of the facts, each updated in place.
 
-        `activities` is the telemetry's, `pods` has their last reports.
-        `held` returns the streams that this indexer follows, `registry` what the index holds; `answers` is what
-        discovery found. `clock` gives monotonic seconds as everywhere else, `wall` unix seconds. `slowdown` returns how
-        much rarer to look, `pool_of` which pool an endpoint belongs to, or "".
+        `activities` is the telemetry's, `pods` has their last reports. `held` returns the streams that this indexer
+        follows, `registry` the index's records; `answers` is the result of discovery. `clock` gives monotonic seconds
+        as everywhere else, `wall` unix seconds. `slowdown` returns a factor on the interval, `pool_of` the pool of an
+        endpoint, or "".
         """
-        self.shown: tuple[Finding, ...] = ()  # of all indexers, as Redis has them
+        self.shown: tuple[Finding, ...] = ()  # of all indexers, as recorded in Redis
         self._endpoints = endpoints
         self._activities = activities
         self._pods = pods
@@ -77,9 +77,9 @@ class PodWatch:
         self._book = FindingBook()
         self._rules: dict[Subject, StreamRules] = {}
         self._share_at = 0.0
-        self._unshared: dict[tuple[str, str], Finding] = {}  # healed, and not yet taken from Redis
+        self._unshared: dict[tuple[str, str], Finding] = {}  # healed, but not removed from Redis yet
         self._is_share_failing = False
-        self._slots_of: Registry | None = None  # the registry that these are of
+        self._slots_of: Registry | None = None  # the registry of `_slots`
         self._slots: Mapping[Stream, Collection[SlotRecord]] = {}
 
     @property
@@ -88,7 +88,7 @@ class PodWatch:
         return self._book.current
 
     async def look(self) -> float:
-        """Look once; return the seconds until the next time."""
+        """Judge everything once; return the seconds until the next time."""
         now = self._clock()
         facts = {(found.endpoint, found.dp_rank): found for found in self._gather()}
         self._forget(self._rules.keys() - facts.keys())
@@ -125,14 +125,13 @@ class PodWatch:
 
     def _gather(self) -> list[StreamFacts]:
         registry = self._registry()
-        if registry is not self._slots_of:  # a quiet one is the same object
+        if registry is not self._slots_of:  # an unchanged registry is the same object
             self._slots_of, self._slots = registry, registry.slots_by_stream()
         slots = self._slots
         facts = [self._stream_facts(stream, slots.get(stream, ())) for stream in self._held()]
         return facts + [found for endpoint in self._endpoints if (found := self._pod_facts(endpoint))]
 
     def _pod_facts(self, endpoint: str) -> StreamFacts | None:
-        """Return what concerns a pod as a whole, or None."""
         report = self._pods.latest(endpoint)
         counters = self._unheard(endpoint, report) if report else None
         left_out = max(len(self._ranks(endpoint)) - RANKS_A_POD, 0)
@@ -160,14 +159,14 @@ class PodWatch:
         )
 
     def _counters(self, stream: Stream, report: PodReport | None) -> EngineCounters | None:
-        """Return the counters of the engine behind a stream; None where they cannot be distinguished."""
+        """Return the counters of the engine behind a stream; None if the engines cannot be distinguished."""
         engines = report.engines if report and report.engines else {}
         if len(engines) == 1 and len(self._ranks(stream.endpoint)) == 1:
-            return next(iter(engines.values()))  # whatever either calls it
+            return next(iter(engines.values()))  # the numbers of engine and rank may differ
         return engines.get(stream.dp_rank) if len(engines) > 1 else None
 
     def _unheard(self, endpoint: str, report: PodReport) -> EngineCounters | None:
-        """Sum the counters of those engines of a pod that no stream is known of."""
+        """Sum the counters of a pod's engines without a known stream."""
         engines, ranks = report.engines or {}, self._ranks(endpoint)
         if ranks and len(engines) == 1:
             return None
@@ -178,7 +177,7 @@ class PodWatch:
         return answer.ranks.keys() if answer else ()
 
     def _forget(self, subjects: Collection[Subject]) -> None:
-        """Stop judging what is not ours any more: its findings in Redis expire by themselves."""
+        """Stop judging streams and pods that are no longer ours: their findings in Redis expire."""
         for endpoint, rank in subjects:
             del self._rules[endpoint, rank]
             self._book.forget([endpoint if rank is None else Stream(endpoint=endpoint, dp_rank=rank).name])

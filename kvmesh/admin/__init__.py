@@ -1,1 +1,1 @@
-"""Who may see admin pages: tokens, certificates, the gate of both servers, and what a client shows."""
+"""Access to admin pages: tokens, certificates, the gate of both servers, and clients' credentials."""

@@ -1,6 +1,6 @@
-"""Who may see the admin pages: what a request says of itself, and how many wrong tokens its address has sent.
+"""Decides who may see the admin pages, by the facts of a request and the wrong tokens that its address has sent.
 
-Pure: time is an argument. It knows no files, no tokens' texts and no HTTP library; `admin.admin_gate` asks it.
+Pure: time is an argument. It knows no files, no token texts and no HTTP library; `admin.admin_gate` calls it.
 """
 
 from collections import OrderedDict
@@ -14,41 +14,38 @@ from kvmesh.errors import SettingError
 from kvmesh.settings import setting
 
 WHAT_TO_DO = (
-    "start it with --admin-token-file FILE (clients: --token-file), or with --admin-tls-cert, --admin-tls-key and "
-    "--admin-client-ca (clients: --cert, --key); bound to loopback (--host 127.0.0.1) it needs neither"
+    "start it with --admin-token-file FILE (clients: --token-file), or with --admin-tls CERT,KEY and "
+    "--admin-client-ca (clients: --cert); bound to loopback (--host 127.0.0.1) it needs neither"
 )
 TRIES_AT_ONCE = 10  # different wrong tokens of one address
 SECONDS_A_TRY = 6.0  # until one of them is forgotten
-REMEMBERED_ADDRESSES = 1024  # remembered; beyond, the one that failed longest ago is forgotten
-IPV6_NETWORK_BITS = 64  # what one machine usually has
+REMEMBERED_ADDRESSES = 1024  # beyond this, the address that failed longest ago is forgotten
+IPV6_NETWORK_BITS = 64  # one machine usually has a whole network of this size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminAccess:
-    """How an operator has closed the admin pages; a token or a client certificate opens them."""
+    """How an operator has protected the admin pages; a token or a client certificate opens them."""
 
     token_file: Path | None = setting(
         None,
-        "File with the tokens (one a line, at least 16 bytes) that open the admin pages; read anew when it "
-        "changes. Default: none, and the pages are open on loopback and closed elsewhere.",
+        "File with admin tokens, one a line, at least 16 bytes each; reloaded on change. Default: none; the "
+        "pages are open on loopback, closed elsewhere.",
         "admin_token_file",
     )
-    tls_cert: Path | None = setting(
-        None, "PEM file with the certificate of the admin pages; read anew when it changes.", "admin_tls_cert"
-    )
-    tls_key: Path | None = setting(
-        None, "PEM file with the key of --admin-tls-cert. Default: it is in that file.", "admin_tls_key"
+    tls: str | None = setting(
+        None,
+        "PEM file with the certificate of the admin pages; after a comma its key's, if separate. Reloaded on change.",
+        "admin_tls",
+        metavar="CERT[,KEY]",
     )
     client_ca: Path | None = setting(
-        None, "PEM file with the authorities whose client certificates open the admin pages.", "admin_client_ca"
+        None, "PEM file with the CA of client certificates for the admin pages.", "admin_client_ca"
     )
 
     def __post_init__(self) -> None:
-        """Raise SettingError where one is of no use without another."""
-        if self.tls_cert is None and self.tls_key is not None:
-            raise SettingError("--admin-tls-key without --admin-tls-cert")
-        if self.tls_cert is None and self.client_ca is not None:
-            raise SettingError("--admin-client-ca needs TLS: give --admin-tls-cert and --admin-tls-key, too")
+        if self.tls is None and self.client_ca is not None:
+            raise SettingError("--admin-client-ca needs TLS: give --admin-tls, too")
 
     @property
     def is_set_up(self) -> bool:
@@ -58,7 +55,7 @@ class AdminAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRequest:
-    """What counts of a request; the texts are headers as they came, None where there is none."""
+    """The relevant facts of a request; the texts are raw headers, None if absent."""
 
     is_open: bool  # for a page that needs no token
     is_read: bool  # GET or HEAD
@@ -66,12 +63,12 @@ class PageRequest:
     origin: str | None
     fetch_site: str | None
     fetch_mode: str | None
-    has_certificate: bool  # one that the authority has signed
+    has_certificate: bool  # one signed by the authority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a request is not answered; the message never repeats what a client sent."""
+    """Why a request is refused; the message never repeats a client's text."""
 
     status: int
     reason: str
@@ -93,7 +90,7 @@ TOKENS_UNUSABLE = Refusal(
 CERTIFICATE_MISSING = Refusal(
     status=403,
     reason="certificate-missing",
-    message="this page needs a client certificate (kvmesh: --cert FILE --key FILE)",
+    message="this page needs a client certificate (kvmesh: --cert CERT,KEY)",
 )
 NOT_SET_UP = Refusal(
     status=403,
@@ -112,11 +109,11 @@ CROSS_SITE = Refusal(
 
 
 def refusal(request: PageRequest, access: AdminAccess, *, is_loopback: bool) -> Refusal | None:
-    """Return why such a request is refused, whatever its token; None: only a token may be missing.
+    """Return why a request is refused, whatever its token; None if at most a token is missing.
 
-    `is_loopback`: the pages listen on this machine only. Without anything set up they are open there; a browser is
-    then all that stands between them and every site, so the name it asked for must be this machine's: DNS may say of
-    any other name that it is 127.0.0.1.
+    `is_loopback`: the pages listen on this machine only. Without any protection they are open there. Then only the
+    browser separates them from other sites, so the Host header must name this machine: DNS may resolve any other name
+    to 127.0.0.1.
     """
     if is_loopback and not access.is_set_up and not _is_local_name(request.host):
         return STRANGE_HOST
@@ -133,7 +130,7 @@ def needs_token(request: PageRequest, access: AdminAccess) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches a server that listens on `host`; a name may be anything, but for one."""
+    """Tell whether only this machine can reach a server on `host`; of names only localhost counts."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -146,7 +143,7 @@ def _is_local_name(host: str | None) -> bool:
 
 
 def _is_plain(host: str | None) -> bool:
-    """Tell whether a Host header is a host and a port only, which `urlsplit` would not say."""
+    """Tell whether a Host header is only a host and a port, which `urlsplit` does not check."""
     if not host or any(each in "/?#@\\" or each <= " " for each in host):
         return False
     try:
@@ -159,7 +156,7 @@ def _is_cross_site(request: PageRequest) -> bool:
     """Tell whether a browser sends this for a page of another site.
 
     The rule of Go's net/http.CrossOriginProtection (Sec-Fetch-Site, else Origin against Host, else it is no browser),
-    and for reading, too: but a link may lead here, whose answer its page never sees.
+    extended to reads. Only a link may lead here: its page never sees the answer.
     """
     if request.is_read and request.fetch_mode == "navigate":
         return False
@@ -177,11 +174,11 @@ def _is_cross_site(request: PageRequest) -> bool:
 class _Tries:
     count: float
     at: float  # monotonic seconds
-    last: tuple[bytes, ...]  # digests, the newest at the end
+    last: tuple[bytes, ...]  # digests, newest last
 
 
 class FailedTokens:
-    """A bucket of tries for each address, that empties with time."""
+    """A leaky bucket of failed tries for each address."""
 
     def __init__(self) -> None:
         self._tries: OrderedDict[str, _Tries] = OrderedDict()
@@ -190,7 +187,7 @@ class FailedTokens:
         return len(self._tries)
 
     def wait_seconds(self, address: str, *, now: float) -> int:
-        """Return for how long no token of this address is looked at: 0 for most. Whole seconds, rounded up."""
+        """Return how long tokens of this address are ignored, in whole seconds rounded up; usually 0."""
         tries = self._tries.get(_network(address))
         if tries is None:
             return 0
@@ -199,8 +196,8 @@ class FailedTokens:
     def failed(self, address: str, digest: bytes, *, now: float) -> bool:
         """Note a wrong token, by its digest; tell whether it counts.
 
-        One of the last few again does not: repeating a token guesses nothing, and clients with old settings must not
-        lock out others at their address (behind a sidecar: all of them).
+        A repetition of one of the last few does not: it guesses nothing, and clients with old settings must not lock
+        out others at their address (behind a sidecar: all of them).
         """
         network = _network(address)
         tries = self._tries.pop(network, None)
@@ -221,7 +218,7 @@ class FailedTokens:
 
 
 def _network(address: str) -> str:
-    """Return an address, an IPv6 one without its second half: one machine usually has all of those."""
+    """Return an IP address, or the upper half of an IPv6 address: one machine usually has the whole network."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,11 +1,10 @@
-"""The gate before the admin pages of both roles: checks access, refuses in JSON, sets headers that protect browsers.
+"""The gate to the admin pages of both roles: checks access, refuses in JSON, sets headers that protect browsers.
 
-`admin.admin_access` has the rules. Which page is open is decided by the route that answers, never by the path's text,
-so that no way of writing a path opens another page.
+`admin.admin_access` has the rules. The matched route decides whether a page is open, never the path's text, so that no
+spelling of a path opens another page.
 """
 
 import logging
-import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -28,16 +27,16 @@ from kvmesh.admin.admin_access import (
     needs_token,
     refusal,
 )
-from kvmesh.admin.admin_credentials import AdminTls, TokenFile, token_digest
+from kvmesh.admin.admin_credentials import TokenFile, admin_tls, token_digest
 
 log = logging.getLogger(__name__)
 
 PROBES = frozenset({"/healthz", "/readyz"})
 OPEN = PROBES | {"/metrics", "/"}
-OPEN_FOLDERS = ("/page",)  # static files: they say nothing of this mesh
-LOG_SECONDS = 1.0  # between two lines in the log on wrong tokens
+OPEN_FOLDERS = ("/page",)  # static files: they reveal nothing about this mesh
+LOG_SECONDS = 1.0  # between two log lines about wrong tokens
 BY_TOKEN = web.RequestKey("kvmesh.by_token", bool)  # its Authorization header was for us
-# unless a page sets its own: what is shown here is neither cached, nor framed, nor read by other sites
+# Unless a page sets its own: pages must not be cached, framed, or read by other sites.
 HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -52,17 +51,17 @@ _server_log = logging.getLogger(f"{__name__}.server")
 
 
 def server_options() -> dict[str, Any]:
-    """Return what every `web.AppRunner` of admin pages is made with.
+    """Return the arguments of every `web.AppRunner` of admin pages.
 
-    Bodies stay as they come: a few hundred kilobytes would unpack to hundreds of megabytes, before the gate or after
-    it has refused, and stop all else in the process for a second. What is no HTTP is answered, but not logged:
-    otherwise any client could fill the log.
+    Bodies stay compressed: a few hundred kilobytes could unpack to hundreds of megabytes, before the gate or after it
+    has refused, and block the process for a second. Invalid HTTP is answered, but not logged: otherwise any client
+    could fill the log.
     """
     return {"access_log": None, "auto_decompress": False, "logger": _server_log}
 
 
 class _NoRequests(logging.Filter):
-    """Leaves out what was no HTTP; the client gets an answer."""
+    """Leaves out invalid HTTP; the client gets an answer."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
@@ -75,27 +74,23 @@ class AdminGate:
     """The gate of one server, which listens on `host`."""
 
     def __init__(self, access: AdminAccess, *, host: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raise SettingError where a certificate cannot be used; a token file may come later."""
+        """Raise SettingError if a certificate cannot be used; a token file may come later."""
         self._access = access
         self._is_loopback = is_loopback(host)
         self._clock = clock
-        self._tls = AdminTls(access) if access.tls_cert is not None else None
+        # for accepting connections; None for plain text
+        self.ssl_context = admin_tls(access) if access.tls is not None else None
         self._tokens = TokenFile(access.token_file) if access.token_file is not None else None
         self._failed = FailedTokens()
         self._silent_until = float("-inf")
 
     def warn_if_closed(self) -> None:
-        """Log an error where the pages cannot be opened at all; call it once the server listens."""
+        """Log an error if nothing can open the pages; call it once the server listens."""
         if not self._access.is_set_up and not self._is_loopback:
             log.error("THE ADMIN PAGES ARE CLOSED (health and metrics are open): %s", WHAT_TO_DO)
 
-    @property
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """What connections are accepted with; None: plain text."""
-        return self._tls.context if self._tls is not None else None
-
     def guard(self, app: web.Application) -> None:
-        """Put the gate before all of an application's pages. Call it before any other middleware is added."""
+        """Put the gate in front of all pages of an application. Call it before any other middleware is added."""
 
         @web.middleware
         async def gate(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -173,7 +168,6 @@ class AdminGate:
 
 
 def _page(request: web.Request) -> str:
-    """Return the pattern of the route that answers; '' where none does."""
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else ""
 
@@ -184,7 +178,7 @@ def _bearer(request: web.Request) -> str | None:
 
 
 def refusal_json(status: int, reason: str, message: str) -> web.Response:
-    """Return an error as all admin pages write it: {"error": message, "reason": label}."""
+    """Return an error in the form of all admin pages: {"error": message, "reason": label}."""
     body = msgspec.json.encode({"error": message, "reason": reason})
     return web.Response(body=body, status=status, content_type="application/json")
 
@@ -199,7 +193,7 @@ def _refuse(refused: Refusal) -> web.Response:
 
 
 def _error(error: web.HTTPException) -> web.Response:
-    """Return what aiohttp itself answers, such as 404, 405 and 413, in our form."""
+    """Return aiohttp's own answers, such as 404, 405 and 413, in our form."""
     answer = refusal_json(error.status, error.reason.lower().replace(" ", "-"), error.reason)
     if "Allow" in error.headers:
         answer.headers["Allow"] = error.headers["Allow"]

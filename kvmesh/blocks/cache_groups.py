@@ -1,8 +1,8 @@
-"""KV cache groups of hybrid models: what vLLM says of one, what a hit needs of it, and what its tier is called.
+"""KV cache groups of hybrid models: their description by vLLM, their condition for a hit, and the names of their tiers.
 
-The index keeps a source for each tier. Blocks of full attention lie in the tier that their medium names, `GPU`. A group
-of another kind has a tier of its own, which says all that a reader must know of it: `GPU/sliding_window/16/1024` (kind,
-tokens a block, window in tokens), `GPU/mamba/16`. Groups that are described alike share it. Pure.
+The index has a source for each tier. Blocks of full attention are in the tier of their medium, `GPU`. A group of
+another kind has its own tier, whose name holds all that a reader needs: `GPU/sliding_window/16/1024` (kind, tokens per
+block, window in tokens), `GPU/mamba/16`. Groups with equal descriptions share it. Pure.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from math import inf
 DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 WINDOW_KINDS = frozenset({"sliding_window", "sliding_window_mla"})
 STATE = "mamba"
-SPARSE = "sparse"  # our own name: blocks are left out, and nothing says which; a kind need not have been named
+SPARSE = "sparse"  # our own name: unknown blocks are left out; the publisher need not have named a kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroup:
     """One group, as a store described it."""
 
-    kind: str | None  # `full_attention`, `sliding_window`, …; None where the publisher does not say
+    kind: str | None  # `full_attention`, `sliding_window`, …; None if the publisher does not say
     block_size: int  # tokens
     sliding_window: int | None = None  # tokens
 
 
 def has_rule(group: CacheGroup) -> bool:
-    """Tell whether it is known what this group needs for a hit."""
+    """Tell whether this group's condition for a hit is known."""
     kind = group.kind
     if kind in DENSE_KINDS or kind == STATE:
         return True
@@ -33,7 +33,7 @@ def has_rule(group: CacheGroup) -> bool:
 
 
 def needed_blocks(group: CacheGroup) -> float:
-    """Return how many consecutive blocks must precede a hit's end; infinity for all of them."""
+    """Return how many consecutive blocks a hit needs before its end; infinity for all of them."""
     if group.kind in WINDOW_KINDS:
         assert group.sliding_window is not None
         return max(1, -(-(group.sliding_window - 1) // group.block_size))
@@ -41,28 +41,28 @@ def needed_blocks(group: CacheGroup) -> float:
 
 
 def tier_of(medium: str, group: CacheGroup | None) -> str:
-    """Return the tier of a group's blocks that lie in this medium: the medium itself for full attention."""
+    """Return the tier of a group's blocks in this medium: the medium itself for full attention."""
     if group is None or group.kind is None or group.kind in DENSE_KINDS:
         return medium
     return f"{medium}/{describe(group)}"
 
 
 def is_of_group(tier: str | None) -> bool:
-    """Tell whether a tier holds another group than full attention."""
+    """Tell whether a tier belongs to a group other than full attention."""
     return tier is not None and "/" in tier
 
 
 def describe(group: CacheGroup) -> str:
-    """Return kind, tokens a block and, if there is one, window of a group, with slashes between."""
+    """Return kind, tokens per block and, if there is one, window of a group, separated by slashes."""
     described = f"{group.kind}/{group.block_size}"
     return described if group.sliding_window is None else f"{described}/{group.sliding_window}"
 
 
 @lru_cache(maxsize=4096)
 def read_tier(tier: str) -> tuple[str, CacheGroup | None]:
-    """Return the medium of a tier, and the group that it is of; None for full attention.
+    """Return the medium of a tier and its group, None for full attention.
 
-    Raise ValueError for a group without a rule: a newer version's.
+    Raise ValueError for a group without a rule, which a newer version has written.
     """
     medium, slash, described = tier.partition("/")
     if not slash:

@@ -1,7 +1,7 @@
-"""What a vLLM pod says about its KV cache, in one form for all wire formats; and the cache groups learned from it.
+"""A vLLM pod's KV events, in one form for all wire formats; and the cache groups learned from them.
 
 A store describes its KV cache group (vLLM >= 0.22) or only numbers it (0.20, 0.21); a removal names the number alone.
-Hybrid models have several groups, each with a rule of its own of what a hit is (`cache_groups`). Pure.
+Hybrid models have several groups, each with its own condition for a hit (`cache_groups`). Pure.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive blocks of one chain became resident."""
 
     block_hashes: tuple[int, ...]  # the engine's, unsigned 64 bit
-    parent_block_hash: int | None  # None: the first block is the start of a prompt
+    parent_block_hash: int | None  # None if the first block is the start of a prompt
     tokens: bytes  # little-endian uint32, all blocks concatenated
-    block_size: int  # tokens a block; 0 for an offload placeholder
+    block_size: int  # tokens per block; 0 for an offload placeholder
     lora_id: int | None = None
     medium: str = "GPU"  # upper case
     lora_name: str | None = None
-    extra_keys: tuple[tuple[Any, ...] | None, ...] | None = None  # one entry a block, untagged
+    extra_keys: tuple[tuple[Any, ...] | None, ...] | None = None  # one entry per block, untagged
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -36,7 +36,7 @@ class BlockStored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MoreStored(BlockStored, frozen=True, kw_only=True):
-    """Our own: what was cut off a long store; it comes right after the piece before it."""
+    """Our own: a later piece of a long store that was cut; it directly follows the piece before."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, kw_only=True):
-    """The publisher's cache was reset; which of its pools is not given."""
+    """The publisher's cache was reset; the event does not say which of its pools."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -66,13 +66,13 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def learn(catalogue: Mapping[int, CacheGroup], event: BlockStored) -> Mapping[int, CacheGroup]:
-    """Return the catalogue with what this store says of its group; the same object if that is nothing new.
+    """Return the catalogue with this store's description of its group; the same object if nothing is new.
 
-    An event with neither number nor kind (vLLM < 0.20, SGLang, TRT-LLM) adds nothing, nor does an offload
-    placeholder. A kind once known outlives stores that do not name it. Where none was ever named, a store whose tokens
-    do not fill its blocks exactly shows that the group is sparse, and what has proved sparse stays so. The largest
-    block size counts: where hashes are finer than blocks, vLLM reports the end of a prompt within a block with the size
-    of a hash's piece. At most MAX_GROUP + 1 groups are kept.
+    An event with neither number nor kind (vLLM < 0.20, SGLang, TRT-LLM) adds nothing, nor does an offload placeholder.
+    A known kind outlives stores that do not name it. If no kind was ever named, a store whose tokens do not fill its
+    blocks exactly shows that the group is sparse, and a group proved sparse stays so. The largest block size counts: if
+    hashes are finer than blocks, vLLM reports the end of a prompt within a block with the size of a hash's piece. At
+    most MAX_GROUP + 1 groups are kept.
     """
     if (event.group_idx is None and event.kv_cache_spec_kind is None) or event.block_size == 0:
         return catalogue
@@ -81,7 +81,7 @@ def learn(catalogue: Mapping[int, CacheGroup], event: BlockStored) -> Mapping[in
     kind = event.kv_cache_spec_kind
     if known is not None and kind is not None:
         described = kind, event.block_size, event.kv_cache_spec_sliding_window
-        if described == (known.kind, known.block_size, known.sliding_window):  # nearly always
+        if described == (known.kind, known.block_size, known.sliding_window):  # the usual case
             return catalogue
     if number > MAX_GROUP:
         return catalogue
@@ -107,10 +107,11 @@ def is_dense(event: BlockStored) -> bool:
 def is_indexed(catalogue: Mapping[int, CacheGroup], group_idx: int | None) -> bool:
     """Tell whether stores of this group are indexed; call it with the catalogue that `learn` gave for the event.
 
-    Kinds are whose rule is known; without a number only full attention, as removals name nothing else. A group of no
-    known kind is, if nothing speaks of other groups: there is no number at all (older vLLM, other engines), or it is
-    number 0 and no other has been seen, so that the model is not hybrid as far as we know. Once another group appears,
-    number 0 may as well be the sliding window, and what it stores is left out.
+    A group of a named kind is indexed if its rule is known; without a number only full attention is, because removals
+    without a number mean nothing else. A group without a named kind is indexed as long as nothing suggests other
+    groups: there is no number at all (older vLLM, other engines), or it is number 0 and no other number has been seen,
+    so that the model seems not to be hybrid. Once another group appears, number 0 may as well be the sliding window,
+    and its stores are left out.
     """
     group = catalogue.get(group_idx or 0)
     if group is not None and group.kind is not None:
@@ -121,8 +122,8 @@ def is_indexed(catalogue: Mapping[int, CacheGroup], group_idx: int | None) -> bo
 def may_hold(catalogue: Mapping[int, CacheGroup], group_idx: int | None) -> bool:
     """Tell whether the index can hold blocks of this group: if not, its removals need not reach Redis.
 
-    Wider than `is_indexed`: a group of no named kind may have been indexed before another group appeared, or before it
-    showed itself sparse.
+    Wider than `is_indexed`: a group without a named kind may have been indexed before another group appeared, or before
+    it proved sparse.
     """
     group = catalogue.get(group_idx or 0)
     if (group_idx or 0) > MAX_GROUP:

@@ -1,7 +1,6 @@
-"""What is wrong although nothing has failed: findings, and a record of when each appears and heals.
+"""Findings, which are faults although nothing has failed, and a record of when each appears and heals.
 
-What amounts to a finding is decided in `watch.finding_rules`; `docs/reference/findings.md` says for each reason what to
-do.
+`watch.finding_rules` decides what amounts to a finding; `docs/reference/findings.md` gives the remedy for each reason.
 """
 
 from collections.abc import Iterable
@@ -12,49 +11,49 @@ HEAL_SECONDS = 3.0  # a finding must be away this long, so that it does not flic
 
 
 class FindingReason(StrEnum):
-    """What can be found; also the metric's label."""
+    """The kinds of findings; also the metric's label."""
 
     NO_EVENTS = "no-events"  # requests are served, events are due, none come
     SHORT_PROMPTS = "short-prompts"  # blocks so large that no prompt fills one: no event is due, nothing can match
-    NOTHING_INDEXED = "nothing-indexed"  # the pod's own cache is hit, the index holds none of it
+    NOTHING_INDEXED = "nothing-indexed"  # the pod's own cache is hit, but the index holds none of its blocks
     BLOCK_SIZE_CHANGED = "block-size-changed"
     DECODE_ERRORS = "decode-errors"
     STUCK_IN_REPLAY = "stuck-in-replay"
     SHARE_REACHED = "share-reached"  # a pod wants more of the index than one pod may have
-    BATCH_SKIPPED = "batch-skipped"  # it could not be applied, and its stream's blocks were let go
+    BATCH_SKIPPED = "batch-skipped"  # it could not be applied, and its stream's blocks were voided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that an operator should look at."""
+    """One fault that an operator should look at."""
 
     endpoint: str
-    dp_rank: int | None  # None: the pod as a whole
-    reason: str  # a FindingReason, or one that a later version knows
-    message: str  # what is wrong, then what to do
+    dp_rank: int | None  # None for the pod as a whole
+    reason: str  # a FindingReason, or one of a later version
+    message: str  # the fault, then the remedy
     since: float  # unix seconds
 
     @property
     def subject(self) -> str:
-        """Return what it is about: `HOST:PORT`, or `HOST:PORT#RANK` for one stream."""
+        """Return the finding's subject: `HOST:PORT`, or `HOST:PORT#RANK` for one stream."""
         return self.endpoint if self.dp_rank is None else f"{self.endpoint}#{self.dp_rank}"
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return what makes it the same finding as one before."""
+        """Return the identity of a finding: equal keys mean the same finding."""
         return self.subject, self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingNews:
-    """What has changed since the last look."""
+    """The changes since the last look."""
 
     appeared: tuple[Finding, ...] = ()
     healed: tuple[Finding, ...] = ()
 
 
 class FindingBook:
-    """The findings that are true now."""
+    """The current findings."""
 
     def __init__(self, *, heal_seconds: float = HEAL_SECONDS) -> None:
         self._heal_seconds = heal_seconds
@@ -67,7 +66,7 @@ class FindingBook:
         return tuple(self._current.values())
 
     def look(self, found: Iterable[Finding], *, now: float) -> FindingNews:
-        """Take what was found at `now` (monotonic seconds)."""
+        """Note the findings at `now` (monotonic seconds), and return the changes."""
         appeared = []
         for finding in found:
             before = self._current.get(finding.key)
@@ -80,7 +79,7 @@ class FindingBook:
         return FindingNews(appeared=tuple(appeared), healed=healed)
 
     def forget(self, subjects: Iterable[str]) -> None:
-        """Drop what is not ours to judge any more; it has not healed."""
+        """Drop the findings of subjects that we no longer judge; they have not healed."""
         away = frozenset(subjects)
         for key in [key for key in self._current if key[0] in away]:
             self._drop(key)

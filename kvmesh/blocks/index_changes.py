@@ -1,7 +1,8 @@
-"""One change of the index, the tiers in which a block can lie, and what a hit in each is worth. Values only.
+"""One change of the index, the tiers of blocks, and the worth of a hit in each tier. Values only.
 
 A change keeps the order of the events. References are counted where it is applied, because only the index knows the
-counts. There are one or more changes a batch, so they are structs: a frozen dataclass takes ten times as long to make.
+counts. There are one or more changes per batch, so they are structs: a frozen dataclass takes ten times as long to
+make.
 """
 
 import struct
@@ -12,12 +13,12 @@ import msgspec
 
 from kvmesh.blocks.cache_groups import CacheGroup
 
-# share of a GPU hit's worth: the rest is the cost of fetching the block
+# fraction of a GPU hit's worth; the rest is the cost of fetching the block
 TIER_WEIGHTS: Mapping[str, float] = {
     "GPU": 1.0,
     "CPU": 0.8,
     "CPU_TIER1": 0.8,  # SGLang's host memory
-    "CPU_TIER2": 0.6,  # SGLang's storage behind it, where it is distinguished
+    "CPU_TIER2": 0.6,  # SGLang's storage behind it, if it is distinguished
     "STORAGE": 0.5,
     "FS": 0.5,
     "OBJ": 0.4,
@@ -26,12 +27,12 @@ TIERS = frozenset(TIER_WEIGHTS)
 
 
 def tier_weight(tier: str) -> float:
-    """Return what a hit in this tier is worth, 0..1; a tier that we do not know counts as storage."""
+    """Return the worth of a hit in this tier, 0..1; an unknown tier counts as storage."""
     return TIER_WEIGHTS.get(tier, TIER_WEIGHTS["STORAGE"])
 
 
 def weighted_blocks(blocks: Mapping[str, int]) -> float:
-    """Sum tier -> blocks up as GPU blocks."""
+    """Sum up tier -> blocks in units of GPU blocks."""
     return sum(tier_weight(tier) * count for tier, count in blocks.items())
 
 
@@ -43,7 +44,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     hashes: bytes  # 8 bytes each, big-endian
     keys: bytes  # 8 bytes each, same order
-    set_only: bool = False  # a re-store that reports what is held already: no reference more where there is one
+    set_only: bool = False  # reports held blocks: adds no reference to a block that has one
 
 
 class Remove(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,25 +66,25 @@ class IndexChange(msgspec.Struct, frozen=True, kw_only=True):
     """The effect of the batches `previous_seq + 1 … last_seq`, applied as a whole or not at all.
 
     A batch that is too long for one change is spread over several: all but the last of these are its parts, number 1,
-    2, …, and leave `last_seq` where it was.
+    2, …, and leave `last_seq` unchanged.
     """
 
     epoch: int
     previous_seq: int
     last_seq: int
-    previous_part: int = 0  # of the next batch, that is in the index already
-    part: int = 0  # of the next batch, that this change is; 0: it completes all that it names
+    previous_part: int = 0  # parts of the next batch that are in the index already
+    part: int = 0  # number of this part of the next batch; 0 if the change completes its batches
     last_ts: float
     last_crc: int
     operations: tuple[Operation, ...] = ()
-    events: int = 0  # how many it holds, for the count of the stream
-    groups: Mapping[int, CacheGroup] | None = None  # the whole catalogue where it has changed
-    degraded: str = ""  # why the epoch is not exact after it; marked in the same atomic step unless empty
+    events: int = 0  # number of events, for the stream's count
+    groups: Mapping[int, CacheGroup] | None = None  # the whole catalogue if it has changed
+    degraded: str = ""  # why the epoch is no longer exact, or ""; marked in the same atomic step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """A change is in the index."""
+    """The result of a change that is in the index."""
 
     epoch: int  # of the stream after the change: a clear begins a new one
     # reason (`no-free-slot`, `slot-share`, `source-full`) -> operations not applied, or applied in part

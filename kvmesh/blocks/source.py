@@ -1,8 +1,8 @@
-"""Who claims blocks: streams, sources and what the registry knows of them. Values only.
+"""The claimants of blocks: streams, sources, and their records in the registry. Values only.
 
-A *stream* is one pod's event sequence: (endpoint, data-parallel rank). A *source* is what claims blocks: a stream's
-tier within one epoch, with a small integer slot of its own. A new epoch takes new slots, so that the claims of the old
-one are invisible at once.
+A *stream* is one pod's event sequence: (endpoint, data-parallel rank). A *source* claims blocks: it is a stream's tier
+within one epoch, with its own small integer slot. A new epoch takes new slots, so that the claims of the old one are
+invisible at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ from kvmesh.blocks.findings import Finding
 class SourceState(StrEnum):
     """How far a stream's sources can be trusted."""
 
-    REPLAYING = "replaying"  # catching up: what it claims is of the past
+    REPLAYING = "replaying"  # catching up; its claims are stale
     LIVE = "live"  # exact
-    DEGRADED = "degraded"  # true as far as it goes; the reason says what is missing
-    UNCONFIRMED = "unconfirmed"  # silent, and nobody can be asked for what was lost: it may have gone since
-    LOST = "lost"  # the pod's events cannot be reached, or nobody follows them
+    DEGRADED = "degraded"  # correct but incomplete; the reason names the gap
+    UNCONFIRMED = "unconfirmed"  # silent, and lost events cannot be replayed: its blocks may be gone
+    LOST = "lost"  # the pod's events cannot be reached, or no indexer follows them
 
 
-COUNTED = frozenset({SourceState.LIVE, SourceState.DEGRADED})  # whose blocks a lookup believes in
-NOT_FOLLOWED = "not-followed"  # the reason of a stream that no living indexer holds
+COUNTED = frozenset({SourceState.LIVE, SourceState.DEGRADED})  # lookups use only blocks of such streams
+NOT_FOLLOWED = "not-followed"  # the reason of a stream without a living indexer
 # an endpoint with several streams is only as good as the worst of them
 WORST_FIRST = (
     SourceState.LOST,
@@ -37,7 +37,7 @@ WORST_FIRST = (
 )
 
 
-# a struct, not a dataclass: thousands are hashed and compared again and again, in C
+# a struct, not a dataclass: thousands are hashed and compared often, in C
 class Stream(msgspec.Struct, frozen=True, kw_only=True, order=True, cache_hash=True):
     """One event sequence."""
 
@@ -59,15 +59,15 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventAddresses:
-    """Where one stream is published, as ZMQ addresses that can be connected to."""
+    """The ZMQ addresses at which one stream is published."""
 
     events: str
     replay: str | None = None
-    announced: bool = False  # by the pod itself, and not by whoever configures the mesh
+    announced: bool = False  # by the pod itself, not by the mesh's configuration
 
 
 def reachable(events: str, replay: str | None, *, host: str) -> EventAddresses:
-    """Return addresses as a pod gives them, with wildcards replaced by the `host` that we reach the pod at."""
+    """Return a pod's addresses, with wildcards replaced by the `host` at which we reach the pod."""
 
     def at_host(address: str) -> str:
         for wildcard in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:", "tcp://:::"):
@@ -82,22 +82,22 @@ class StreamPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Up to where a stream is applied; stored in Redis with the blocks, in the same atomic step."""
 
     epoch: int
-    last_seq: int = -1  # -1: nothing applied yet
-    part: int = 0  # of the batch after it, up to which that is applied; 0: nothing of it
+    last_seq: int = -1  # -1 if nothing is applied yet
+    part: int = 0  # applied parts of the next batch, 0 if none
     last_ts: float = 0.0  # the publisher's unix seconds
     last_crc: int | None = None  # crc32 of the payload of `last_seq`; None if never seen
     degraded: str = ""  # why this epoch is not exact, or ""
-    block_sizes: Mapping[str, int] = {}  # tier -> tokens a block
-    groups: Mapping[int, CacheGroup] = {}  # KV cache groups, as far as stores have described them
-    started_at: float | None = None  # the publisher's process, in its unix seconds; None if unknown
-    state: SourceState | None = None  # as it is recorded; None if that cannot be read
+    block_sizes: Mapping[str, int] = {}  # tier -> tokens per block
+    groups: Mapping[int, CacheGroup] = {}  # KV cache groups, as described by stores so far
+    started_at: float | None = None  # the publisher's process, in unix seconds by its own clock; None if unknown
+    state: SourceState | None = None  # as recorded; None if the record is unreadable
     reason: str = ""  # of the state
-    namespace: str = ""  # what its block keys begin with, in hex; "" if the stream belongs to no pool
+    namespace: str = ""  # prefix of its block keys in hex; "" if the stream belongs to no pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRecord:
-    """A stream as the registry has it."""
+    """A stream's record in the registry."""
 
     endpoint: str
     dp_rank: int
@@ -106,20 +106,20 @@ class StreamRecord:
     last_ts: float
     state: SourceState
     reason: str
-    owner: str = ""  # the indexer that follows it; "": none
+    owner: str = ""  # the indexer that follows it, or ""
     fence: int = 0
     applied_at: float = 0.0  # Redis' unix seconds of the last change; 0.0 before the first
-    events: int = 0  # applied in all
+    events: int = 0  # applied in total
 
     @property
     def stream(self) -> Stream:
-        """Return which stream it is."""
+        """Return the stream of this record."""
         return Stream(endpoint=self.endpoint, dp_rank=self.dp_rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRecord:
-    """A source that may be believed: slots that wait for their sweep are not among these."""
+    """A source that lookups may use; slots that wait for their sweep are left out."""
 
     slot: int
     endpoint: str
@@ -131,13 +131,13 @@ class SlotRecord:
 
     @property
     def stream(self) -> Stream:
-        """Return whose blocks it has."""
+        """Return the stream that holds the blocks."""
         return Stream(endpoint=self.endpoint, dp_rank=self.dp_rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStatus:
-    """One line of `/sources`: a source, or a stream that has claimed nothing yet (`tier` and `slot` None)."""
+    """One line of `/sources`: a source, or a stream without any claim yet (`tier` and `slot` None)."""
 
     endpoint: str
     dp_rank: int
@@ -152,12 +152,17 @@ class SourceStatus:
     cached_blocks: int
     owner: str = ""  # the indexer that follows the stream
     applied_at: float = 0.0  # Redis' unix seconds of the last change
-    events: int = 0  # of the stream, applied in all
+    events: int = 0  # of the stream, applied in total
+
+    @property
+    def stream(self) -> Stream:
+        """Return the stream of this source."""
+        return Stream(endpoint=self.endpoint, dp_rank=self.dp_rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointCache:
-    """What the index knows of one endpoint, over all of its ranks and its tiers of full attention."""
+    """The index's knowledge of one endpoint, over all of its ranks and its tiers of full attention."""
 
     cached_blocks: int
     block_size: int | None  # tokens; None before the first block. The smallest, if tiers differ
@@ -171,8 +176,8 @@ class IndexStatus:
 
     sources: tuple[SourceStatus, ...]
     indexer_alive: bool  # an indexer has written its heartbeat within the last seconds
-    unreadable: tuple[str, ...]  # records that are not believed, each with the reason
-    findings: tuple[Finding, ...] = ()  # what is wrong although nothing has failed; only indexers know them
+    unreadable: tuple[str, ...]  # ignored records, each with the reason
+    findings: tuple[Finding, ...] = ()  # faults although nothing has failed; only indexers know them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,14 +188,14 @@ class Registry:
     streams: tuple[StreamRecord, ...] = ()
     slots: tuple[SlotRecord, ...] = ()  # each has its stream among `streams`
     indexer_alive: bool = False
-    unreadable: tuple[str, ...] = ()  # what was left out above, each with the reason
+    unreadable: tuple[str, ...] = ()  # records left out above, each with the reason
 
     def status(self) -> IndexStatus:
-        """Return what pages show."""
+        """Return the state of the index for pages."""
         return IndexStatus(sources=tuple(self.sources()), indexer_alive=self.indexer_alive, unreadable=self.unreadable)
 
     def sources(self) -> list[SourceStatus]:
-        """Return one line a source, ordered by endpoint, rank and tier."""
+        """Return one line per source, ordered by endpoint, rank and tier."""
         slots = self.slots_by_stream()
         streams = sorted(self.streams, key=lambda record: (record.endpoint, record.dp_rank))
         return [
@@ -206,15 +211,25 @@ class Registry:
             slots.setdefault(slot.stream, []).append(slot)
         return slots
 
+    def ranked(self) -> Mapping[str, Sequence[str]]:
+        """Return the streams' names by endpoint, of endpoints with several ranks."""
+        names: dict[str, list[str]] = {}
+        for record in self.streams:
+            names.setdefault(record.endpoint, []).append(record.stream.name)
+        return {endpoint: ranks for endpoint, ranks in names.items() if len(ranks) > 1}
+
     def endpoints(self) -> dict[str, EndpointCache]:
-        """Sum the sources up by endpoint."""
+        """Sum up the sources by endpoint, of pods with several ranks also by rank."""
         lines: dict[str, list[SourceStatus]] = {}
+        ranked = self.ranked()
         for line in self.sources():
             lines.setdefault(line.endpoint, []).append(line)
+            if line.endpoint in ranked:
+                lines.setdefault(line.stream.name, []).append(line)
         found = {}
         for endpoint, of_endpoint in lines.items():
             worst = min(of_endpoint, key=lambda line: WORST_FIRST.index(line.state))
-            # what other groups hold is of the same prompts: it counts only where no full attention says how much
+            # other groups hold the same prompts: they count only if there is no full attention to tell how much
             tiers = [line for line in of_endpoint if line.tier is not None]
             counted = [line for line in tiers if not is_of_group(line.tier)] or tiers
             found[endpoint] = EndpointCache(

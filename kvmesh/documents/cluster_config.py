@@ -1,9 +1,16 @@
-"""Which Kubernetes API server we speak to, and as whom: kubeconfigs read as kubectl reads them, for all our programs.
+"""The Kubernetes API server of all our programs, and its login: reads kubeconfigs as kubectl does.
 
-Imported only where Kubernetes is used, because lightkube takes 0.1 s and 20 MB.
+Imported only if Kubernetes is used, because lightkube takes 0.1 s and 20 MB.
+
+An exec plugin (`users[].user.exec`) gives a token or a client certificate:
+https://kubernetes.io/docs/reference/config-api/client-authentication.v1/
 """
 
+import base64
+import json
 import os
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,12 +29,68 @@ from lightkube.config.kubeconfig import SERVICE_ACCOUNT, SingleConfig
 from lightkube.config.models import User
 
 from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
-from kvmesh.documents.exec_credential import run_plugin
 
 DEFAULT_KUBECONFIG = "~/.kube/config"
 IN_CLUSTER = "this pod's service account"
 FILES_OF_CLUSTER = ("certificate-authority",)
 FILES_OF_USER = ("client-certificate", "client-key", "tokenFile")
+PLUGIN_SECONDS = 120.0  # it may open a browser
+GROUP = "client.authentication.k8s.io"
+VERSIONS = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
+OF_CLUSTER = ("server", "tls-server-name", "insecure-skip-tls-verify", "certificate-authority-data", "proxy-url")
+
+
+def run_plugin(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the plugin and return its credentials, as keys of a kubeconfig's user. Raise KubernetesConfigError."""
+    command, spoken = plugin.get("command", ""), plugin.get("apiVersion")
+    if spoken not in VERSIONS:
+        raise KubernetesConfigError(f"kubeconfig: exec plugin {command}: {spoken} is not {' or '.join(VERSIONS)}")
+    interactive = sys.stdin.isatty() and plugin.get("interactiveMode") != "Never"
+    if plugin.get("interactiveMode") == "Always" and not interactive:
+        raise KubernetesConfigError(f"kubeconfig: exec plugin {command} wants to ask you, and there is no terminal")
+    told = {"apiVersion": spoken, "kind": "ExecCredential", "spec": {"interactive": interactive}}
+    if plugin.get("provideClusterInfo"):
+        told["spec"] = {"interactive": interactive, "cluster": _cluster_info(cluster)}
+    environment = os.environ | {each["name"]: each["value"] for each in plugin.get("env") or ()}
+    try:
+        done = subprocess.run(
+            [command, *(plugin.get("args") or ())],
+            env=environment | {"KUBERNETES_EXEC_INFO": json.dumps(told)},
+            stdin=None if interactive else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=PLUGIN_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        hint = plugin.get("installHint") or ""
+        raise KubernetesConfigError(f"kubeconfig: exec plugin {command}: {error}. {hint}".rstrip(". ")) from error
+    if done.returncode != 0:
+        raise KubernetesConfigError(f"kubeconfig: exec plugin {command} ended with exit code {done.returncode}")
+    return _credential(command, done.stdout)
+
+
+def _credential(command: str, printed: bytes) -> dict[str, Any]:
+    try:
+        status = json.loads(printed)["status"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise KubernetesConfigError(f"kubeconfig: exec plugin {command} printed no ExecCredential") from error
+    given = {"token": status.get("token")} if status.get("token") else {}
+    if status.get("clientCertificateData") and status.get("clientKeyData"):
+        for key, ours in (("clientCertificateData", "client-certificate-data"), ("clientKeyData", "client-key-data")):
+            given[ours] = base64.b64encode(status[key].encode()).decode("ascii")
+    if not given:
+        raise KubernetesConfigError(f"kubeconfig: exec plugin {command} gave neither a token nor a certificate")
+    return given
+
+
+def _cluster_info(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    info = {key: cluster[key] for key in OF_CLUSTER if key in cluster}
+    if file := cluster.get("certificate-authority"):
+        info["certificate-authority-data"] = base64.b64encode(Path(file).read_bytes()).decode("ascii")
+    for extension in cluster.get("extensions") or ():
+        if extension.get("name") == f"{GROUP}/exec":
+            info["config"] = extension.get("extension")
+    return info
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the certificates are read once
@@ -35,9 +98,9 @@ class ClusterConfig:
     """One cluster, and one way to log in there."""
 
     context: str  # the context's name, or `IN_CLUSTER`
-    login: SingleConfig  # what lightkube makes of it
+    login: SingleConfig  # lightkube's form of it
     headers: tuple[tuple[str, str], ...] = ()  # of every request
-    server_name: str | None = None  # that the certificate must have; None: the server's host
+    server_name: str | None = None  # name that the certificate must have; None for the server's host
     proxy: str | None = None
 
     @property
@@ -47,11 +110,11 @@ class ClusterConfig:
 
     @cached_property
     def verify(self) -> SSLContext:
-        """What checks the server's certificate and shows ours."""
+        """The TLS context that checks the server's certificate and shows ours."""
         return verify_cluster(self.login.cluster, self.login.user or User(), self.login.abs_file)
 
     def dress(self, request: httpx2.Request) -> None:
-        """Put into a request what lightkube leaves to its users."""
+        """Complete a request with the parts that lightkube leaves to its users."""
         for name in dict(self.headers):
             request.headers.pop(name, None)
         request.headers = httpx2.Headers([*request.headers.multi_items(), *self.headers])
@@ -60,9 +123,9 @@ class ClusterConfig:
 
 
 def read_cluster_config(access: ClusterAccess) -> ClusterConfig:
-    """Return where to go, and as whom. Raise KubernetesConfigError, which says what to mend.
+    """Return the API server and login to use. Raise KubernetesConfigError, which says what to fix.
 
-    The order is kubectl's: the file that is named, the files of $KUBECONFIG together, ~/.kube/config, and last the
+    The order is kubectl's: the named file, the files of $KUBECONFIG together, ~/.kube/config, and last the service
     account of the pod that this runs in.
     """
     try:
@@ -74,7 +137,7 @@ def read_cluster_config(access: ClusterAccess) -> ClusterConfig:
         return _of_service_account(access)
     except KubernetesConfigError:
         raise
-    except Exception as error:  # a file of other people: lightkube raises what comes, from AttributeError to YAMLError
+    except Exception as error:  # foreign files: lightkube raises anything from AttributeError to YAMLError
         raise KubernetesConfigError(f"cannot reach a Kubernetes API: {type(error).__name__}: {error}") from error
 
 
@@ -138,7 +201,7 @@ def _of_files(paths: list[Path], access: ClusterAccess) -> ClusterConfig:
 
 
 def _merged(paths: list[Path]) -> dict[str, Any]:
-    """Join files as kubectl does: of each name, and of the current context, the first file counts."""
+    """Join files as kubectl does: for each name, and for the current context, the first file counts."""
     merged: dict[str, Any] = {"current-context": "", "contexts": {}, "clusters": {}, "users": {}}
     for path in paths:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -162,7 +225,6 @@ def _named(merged: Mapping[str, Any], plural: str, name: str) -> dict[str, Any]:
 
 
 def _impersonation(user: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the headers by which an administrator acts as somebody else."""
     if not user.get("as"):
         if any(key.startswith("as-") and value for key, value in user.items()):
             raise KubernetesConfigError("kubeconfig: as-uid, as-groups and as-user-extra need `as`, the user's name")
@@ -178,7 +240,7 @@ def _impersonation(user: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _proxy_of_environment(server: str) -> str | None:
-    """Return the proxy of $HTTPS_PROXY and its like, as kubectl uses it."""
+    """Return the proxy from $HTTPS_PROXY and similar variables, as kubectl uses it."""
     url = urlsplit(server)
     if not url.hostname or urllib.request.proxy_bypass(url.hostname):
         return None

@@ -14,7 +14,7 @@ class FieldError(ValueError):
 
 
 def value_at(document: Mapping[str, Any], path: str) -> Any:
-    """Return what is at a dotted path, None where nothing is. Raises FieldError where the way there is no mapping."""
+    """Return the value at a dotted path, or None if absent. Raise FieldError if a parent is no mapping."""
     here: Any = document
     walked = ""
     for name in path.split("."):
@@ -28,7 +28,7 @@ def value_at(document: Mapping[str, Any], path: str) -> Any:
 
 
 def mapping_at(document: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """Return the mapping at a path, empty where nothing is."""
+    """Return the mapping at a path; empty if absent."""
     found = value_at(document, path)
     if found is None:
         return {}
@@ -38,7 +38,7 @@ def mapping_at(document: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 
 def texts_at(document: Mapping[str, Any], path: str) -> Mapping[str, str]:
-    """Return a mapping from text to text (labels, annotations, a selector), empty where nothing is."""
+    """Return a mapping from text to text (labels, annotations, a selector); empty if absent."""
     found = mapping_at(document, path)
     for name, text in found.items():
         if not isinstance(text, str):
@@ -47,7 +47,7 @@ def texts_at(document: Mapping[str, Any], path: str) -> Mapping[str, str]:
 
 
 def items_at(document: Mapping[str, Any], path: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the items of a list of mappings, each with its own path; none where nothing is."""
+    """Return the items of a list of mappings, each with its own path; empty if absent."""
     found = value_at(document, path)
     if found is None:
         return []
@@ -61,7 +61,7 @@ def items_at(document: Mapping[str, Any], path: str) -> list[tuple[str, Mapping[
 
 
 def text_at(document: Mapping[str, Any], path: str) -> str:
-    """Return the text at a path, "" where nothing is."""
+    """Return the text at a path, or "" if absent."""
     found = value_at(document, path)
     if found is None:
         return ""

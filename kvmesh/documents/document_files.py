@@ -1,7 +1,7 @@
-"""Reads YAML and JSON files into documents: all of a file or none, with the place of what is wrong. Pure.
+"""Reads YAML and JSON files into documents: all of a file or none, with the place of the fault. Pure.
 
-Stricter than YAML: no key twice, text as keys, no
-dates (a timestamp stays text, as the API has it), nothing that JSON could not say.
+Stricter than YAML: no duplicate keys, only text as keys, no dates (a timestamp stays text, as in the API), and nothing
+that JSON cannot express.
 """
 
 import re
@@ -16,20 +16,20 @@ from kvmesh.documents.document_kinds import MESH_KINDS, OWN_GROUP, kind_of, trim
 from kvmesh.documents.documents import Document
 
 MAX_BYTES = 4 * 1024 * 1024
-_MAX_NODES = 200_000  # aliases can make much out of little
+_MAX_NODES = 200_000  # aliases can make a small file large
 _MAX_DEPTH = 64
-_LARGEST_NUMBER = 2**63 - 1  # as the API has it
-_HARMLESS_BYTES = 2000  # as many levels at most, which no stack minds
+_LARGEST_NUMBER = 2**63 - 1  # the API's limit
+_HARMLESS_BYTES = 2000  # a file of this size has no more levels than that, which no stack minds
 _NAME = re.compile(r"[A-Za-z0-9._:-]{0,253}")  # a slash would make one pool's name another's
-_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as quick where libyaml is there
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
 
 
 class DocumentFileError(ValueError):
-    """A file that cannot be used; the message says where and why."""
+    """A file cannot be used; the message says where and why."""
 
 
 class _Loader(_Base):  # type: ignore[misc]
-    """YAML as the API server would read it."""
+    """Reads YAML as the API server would."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -48,7 +48,6 @@ class _Loader(_Base):  # type: ignore[misc]
 
 
 def _checked(tag: str) -> Callable[[Any, yaml.Node], Any]:
-    """Return PyYAML's constructor for a tag, made to say where a value makes no sense instead of raising what comes."""
     construct = _Base.yaml_constructors[tag]
 
     def checked(loader: Any, node: yaml.Node) -> Any:
@@ -67,33 +66,33 @@ for _tag in ("bool", "int", "float", "timestamp"):
 
 
 def read_documents(text: bytes) -> tuple[Document, ...]:
-    """Return the documents of a file that are of our kinds, trimmed; others are left out.
+    """Return the documents of our kinds in a file, trimmed; others are left out.
 
-    Raises DocumentFileError for what is no YAML, for documents without kind or name, for unknown versions of our kinds,
+    Raise DocumentFileError for invalid YAML, for documents without kind or name, for unknown versions of our kinds, and
     for unknown kinds of our group.
     """
     return tuple(found for each in all_documents(text) if (found := _of_our_kinds(each)) is not None)
 
 
 def all_documents(text: bytes) -> list[dict[str, Any]]:
-    """Return every document of a file as it is written, lists unpacked; each has apiVersion, kind and a name."""
+    """Return every document of a file as written, lists unpacked; each has apiVersion, kind and a name."""
     values = all_values(text)
     return [each for place, item in enumerate(values) for each in _unpacked(item, f"document {place + 1}")]
 
 
 def read_document(value: Any, *, where: str) -> tuple[Document, ...]:
-    """Return what `read_documents` returns of a file with this one value, several of a list of documents."""
+    """Do the same as `read_documents` for a file with this one value; a list of documents gives several."""
     return tuple(found for each in _unpacked(value, where) if (found := _of_our_kinds(each)) is not None)
 
 
 def all_values(text: bytes) -> list[Any]:
-    """Return what each document of a file says, whatever it is, as plain values; empty ones are left out."""
+    """Return each document of a file as plain values, whatever it holds; empty ones are left out."""
     if len(text) > MAX_BYTES:
         raise DocumentFileError(f"is {len(text)} bytes long; at most {MAX_BYTES} are read")
     try:
         if len(text) > _HARMLESS_BYTES:
             _check_size(text)
-        # a SafeLoader all the same: it makes nothing but plain values
+        # still a SafeLoader: it makes only plain values
         loaded = [each for each in yaml.load_all(text, Loader=_Loader) if each is not None]
     except yaml.YAMLError as error:
         raise DocumentFileError(_mistake(error)) from None
@@ -106,7 +105,7 @@ def all_values(text: bytes) -> list[Any]:
 
 
 def _check_size(text: bytes) -> None:
-    """Refuse what is too deep before anything recurses into it: libyaml's loader would take the process down."""
+    """Refuse deep nesting before any recursion: libyaml's loader would crash the process."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -154,7 +153,7 @@ def _of_our_kinds(document: dict[str, Any]) -> Document | None:
 
 
 def _plain(value: Any, where: str, budget: list[int], depth: int) -> Any:
-    """Copy what JSON could say as well, and refuse the rest; aliases become copies, so that nothing is shared."""
+    """Copy values that JSON can express, and refuse others; aliases become copies, so that nothing is shared."""
     budget[0] -= 1
     if budget[0] < 0 or depth > _MAX_DEPTH:
         raise DocumentFileError(f"{where}: is too large or too deep, or refers to itself")

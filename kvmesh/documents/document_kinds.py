@@ -1,7 +1,6 @@
-"""The kinds of documents that we read, and which parts of each are kept. Pure.
+"""The kinds of documents that we read, and the parts of each that are kept. Pure.
 
-Most documents of a cluster are pods: what is kept of one is a tenth of its size, and parts that are not kept cannot
-wake us when they change.
+Most documents of a cluster are pods: only a tenth of each is kept, and changes of the other parts cannot wake us.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ OWN_GROUP = "kvmesh.io"
 INFERENCE_GROUP = "inference.networking.k8s.io"
 _EXTENSION, _LLM_D, _GATEWAY = "inference.networking.x-k8s.io", "llm-d.ai", "gateway.networking.k8s.io"
 _ALPHA, _ALPHA2 = "v1alpha1", "v1alpha2"
-# Nothing may start without these: what is not read yet would look like pods that have gone, or lifted policies.
+# Nothing may start without these: unread documents would look like departed pods, or lifted policies.
 ESSENTIAL = frozenset({"Pod", "Service", "InferencePool", "InferencePolicy"})
 
 
@@ -32,8 +31,8 @@ class DocumentKind:
     version: str
     kind: str
     plural: str
-    labels: Mapping[str, str] | None = None  # only documents with these are read
-    keep: Callable[[Document], dict[str, Any]]  # the document without metadata -> what is kept of it
+    labels: Mapping[str, str] | None = None  # only documents with these labels are read
+    keep: Callable[[Document], dict[str, Any]]  # the document without metadata -> the part to keep
 
     @property
     def api_version(self) -> str:
@@ -47,7 +46,7 @@ class DocumentKind:
 
 
 def trimmed(document: Document, kind: DocumentKind) -> Document:
-    """Return what is kept of a document; equal for two versions that differ only in parts that are not read."""
+    """Return the part of a document to keep; equal for two versions that differ only in other parts."""
     metadata = document.get("metadata")
     kept = {name: metadata[name] for name in _METADATA if name in metadata} if isinstance(metadata, Mapping) else {}
     annotations = kept.get("annotations")
@@ -65,7 +64,7 @@ def _spec_and_status(document: Document) -> dict[str, Any]:
 
 
 def _route(document: Document) -> dict[str, Any]:
-    """Keep what the gateway says of each parent: references into other namespaces count only where it resolved them."""
+    """Keep the gateway's status for each parent: references into other namespaces count only if it resolved them."""
     status = document.get("status")
     parents = status.get("parents") if isinstance(status, Mapping) else None
     return {"spec": document.get("spec"), "status": {"parents": parents or []}}
@@ -94,7 +93,7 @@ def _container(container: Any) -> Any:
 
 
 def _readiness(conditions: Any) -> Any:
-    """Keep the condition Ready, and that there were any; the times of probes are not read."""
+    """Keep the condition Ready, and whether there were any conditions; the times of probes are not read."""
     if not isinstance(conditions, list) or not conditions:
         return conditions
     ready = [each for each in conditions if not isinstance(each, Mapping) or each.get("type") == "Ready"]
@@ -130,6 +129,6 @@ MESH_KINDS: tuple[DocumentKind, ...] = (
 
 
 def kind_of(document: Document) -> DocumentKind | None:
-    """Return the kind of a document; None if we do not read it, as with another version of our kinds."""
+    """Return the kind of a document; None if we do not read it, as with other versions of our kinds."""
     wanted = (document.get("apiVersion"), document.get("kind"))
     return next((each for each in MESH_KINDS if (each.api_version, each.kind) == wanted), None)

@@ -1,6 +1,6 @@
-"""Holds the last known documents of a source and publishes snapshots: at once after quiet, four a second at most.
+"""Holds the last known documents of a source and publishes snapshots: at once after quiet, at most four per second.
 
-A document that has not changed stays the same object, and so does the tuple of a kind of which none has changed.
+An unchanged document stays the same object, and so does the tuple of a kind without changes.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class DocumentStore:
     _sorted: dict[str, tuple[Document, ...]] = field(default_factory=dict)  # of the kinds that have not changed since
 
     def put(self, document: Document) -> bool:
-        """Take a document in; False if it says what was known."""
+        """Store a document; return False if it equals the known one."""
         key = document_key(document)
         kind = self._documents.setdefault(key.kind, {})
         if kind.get(key) == document:
@@ -33,14 +33,14 @@ class DocumentStore:
         return True
 
     def remove(self, key: DocumentKey) -> bool:
-        """Forget a document; False if there was none."""
+        """Forget a document; return False if there was none."""
         if self._documents.get(key.kind, {}).pop(key, None) is None:
             return False
         self._sorted.pop(key.kind, None)
         return True
 
     def replace(self, documents: Iterable[Document], *, known: Iterable[DocumentKey]) -> bool:
-        """Take in all documents that there are, in place of those `known` so far; False if nothing differs."""
+        """Store all current documents in place of the `known` ones; return False if nothing differs."""
         changed = False
         gone = set(known)
         for document in documents:
@@ -56,13 +56,13 @@ class DocumentStore:
         return tuple(key for key in known if key.group == group and namespace in (None, key.namespace))
 
     def all_keys(self) -> tuple[DocumentKey, ...]:
-        """Return the keys of everything."""
+        """Return the keys of all documents."""
         return tuple(key for documents in self._documents.values() for key in documents)
 
     def snapshot(
         self, *, synced: bool, problems: tuple[DocumentProblem, ...] = (), missing_kinds: frozenset[str] = frozenset()
     ) -> Snapshot:
-        """Return everything as it is now."""
+        """Return a snapshot of the current documents."""
         for kind, documents in self._documents.items():
             if kind not in self._sorted:
                 order = sorted(documents, key=lambda key: (key.namespace, key.name, key.group))
@@ -77,7 +77,7 @@ class DocumentStore:
 
 
 class SnapshotPublisher:
-    """Calls `on_change` with what `snapshot` returns, some time after `changed` was called and if it differs."""
+    """Calls `on_change` with the result of `snapshot`, some time after a call of `changed` and if it differs."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class SnapshotPublisher:
         *,
         interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
-        """`snapshot` may return None: not yet."""
+        """`snapshot` may return None if it is too early."""
         self._snapshot = snapshot
         self._on_change = on_change
         self._interval_seconds = interval_seconds
@@ -94,7 +94,7 @@ class SnapshotPublisher:
         self._last: Snapshot | None = None
 
     def changed(self) -> None:
-        """Say that something may be different; cheap, as often as one likes."""
+        """Report a possible change; cheap, so call it as often as you like."""
         self._dirty.set()
 
     async def run(self) -> None:
@@ -108,13 +108,13 @@ class SnapshotPublisher:
             self._last = snapshot
             try:
                 self._on_change(snapshot)
-            except Exception:  # a defect that one document meets must not end the following of all
+            except Exception:  # a defect triggered by one document must not end the watch over all
                 log.exception("documents could not be taken in; what was known stays")
             await asyncio.sleep(self._interval_seconds)
 
 
 def _same(one: Snapshot, other: Snapshot) -> bool:
-    """Tell whether two snapshots say the same; documents by identity, which is quick and what sources promise."""
+    """Tell whether two snapshots are equal; documents by identity, which is fast and guaranteed by the sources."""
     if (one.synced, one.problems, one.missing_kinds) != (other.synced, other.problems, other.missing_kinds):
         return False
     kinds = one.documents.keys() | other.documents.keys()

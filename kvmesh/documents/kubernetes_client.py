@@ -1,7 +1,7 @@
-"""How we reach a Kubernetes API server: configuration, one connection pool, and what lightkube leaves to its users.
+"""How we reach a Kubernetes API server: configuration, one connection pool, and tasks that lightkube leaves to users.
 
-With `cluster_config` the only module that knows lightkube's classes (docs/decisions/0004). Imported only where
-Kubernetes is used, because it takes 0.1 s and 20 MB.
+Only this module and `cluster_config` know lightkube's classes (docs/decisions/0004). Imported only if Kubernetes is
+used, because it takes 0.1 s and 20 MB.
 """
 
 import asyncio
@@ -17,31 +17,72 @@ import httpx2
 from lightkube import ApiError, AsyncClient
 from lightkube.config import client_adapter
 from lightkube.core.resource import ApiInfo
-from lightkube.generic_resource import (
-    GenericGlobalResource,
-    GenericNamespacedResource,
-    GenericNamespacedStatus,
-    create_api_info,
-)
+from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus, create_api_info
 
 from kvmesh.documents.cluster_config import ClusterConfig, read_cluster_config
 from kvmesh.documents.document_kinds import DocumentKind
 from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
-from kvmesh.documents.token_file import FreshToken, TokenFile
 
-REQUEST_SECONDS = 15.0  # for anything that is no watch
-_RENEW_SECONDS = 10.0  # a connection pool lives at least that long
-_WATCH_PACE_SECONDS = 1.0  # between two watches of the same thing: some proxies end each at once
+REQUEST_SECONDS = 15.0  # for any request but a watch
+_RENEW_SECONDS = 10.0  # minimum lifetime of a connection pool
+_WATCH_PACE_SECONDS = 1.0  # between two watches of the same kind: some proxies end each at once
 
-# called when the watch that the current task asks for is granted; lightkube reports only its first event
+# called when the API grants the watch of the current task; lightkube reports only its first event
 watch_granted: ContextVar[Callable[[], None] | None] = ContextVar("watch_granted", default=None)
+TOKEN_SECONDS = 60.0  # bound tokens are renewed in the file long before they expire
+
+
+class TokenFile:
+    """A token in a file that is renewed from outside."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._token = ""
+        self._read_at: float | None = None
+
+    def token(self) -> str:
+        """Return the token, read within the last minute; while the file is unreadable, the last one that was read."""
+        now = self._clock()
+        if self._read_at is None or now - self._read_at >= TOKEN_SECONDS:
+            self._read_at = now
+            try:
+                self._token = self._path.read_text(encoding="utf-8").strip() or self._token
+            except OSError:
+                return self._token  # the kubelet is just replacing it, or it is gone: the API will answer 401
+        return self._token
+
+    def refused(self) -> None:
+        """Read the file again at the next request."""
+        self._read_at = None
+
+
+class FreshToken(httpx2.AsyncBaseTransport):
+    """Sends the file's current token instead of one read long ago; without a file, requests stay unchanged."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, tokens: TokenFile | None) -> None:
+        self._inner = inner
+        self._tokens = tokens
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send it on."""
+        if self._tokens is not None and (token := self._tokens.token()):
+            request.headers["Authorization"] = f"Bearer {token}"
+        response = await self._inner.handle_async_request(request)
+        if self._tokens is not None and response.status_code == 401:
+            self._tokens.refused()
+        return response
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
 
 
 class Connection:
-    """The client, replaced when it may be the reason of failures: certificates and kubeconfigs change."""
+    """The client, replaced if it may be the cause of failures: certificates and kubeconfigs change."""
 
     def __init__(self, access: ClusterAccess) -> None:
-        """Read the configuration. Raises KubernetesConfigError."""
+        """Read the configuration. Raise KubernetesConfigError."""
         self._access = access
         self.client = _open(access)  # for the next request
         self._before: AsyncClient | None = None
@@ -58,14 +99,14 @@ class Connection:
             await before.close()
 
     async def is_starting(self) -> bool:
-        """Tell whether the API server is not ready; until it has its own roles it answers 403 to most.
+        """Tell whether the API server is not ready yet; until it has its own roles it answers 403 to most requests.
 
-        Where it is not known, because nobody answers or we may not ask that either, it is starting.
+        If it is unknown, because it does not answer or we may not ask, it counts as starting.
         """
         try:
             async with await asyncio.to_thread(_open_http, self._access) as http:
                 return (await http.get("/readyz")).status_code != 200
-        except Exception:  # whatever our clients raise: it is not ready for us
+        except Exception:  # any client error means that it is not ready for us
             return True
 
     async def close(self) -> None:
@@ -81,12 +122,6 @@ def resource_class(kind: DocumentKind) -> Any:
     return type(kind.kind, (GenericNamespacedResource,), {"_api_info": info})
 
 
-def global_class(kind: DocumentKind) -> Any:
-    """Return lightkube's class of a kind that is in no namespace."""
-    info = create_api_info(kind.group, kind.version, kind.kind, kind.plural)
-    return type(kind.kind, (GenericGlobalResource,), {"_api_info": info})
-
-
 def status_class(kind: DocumentKind) -> Any:
     """Return lightkube's class of a kind's status subresource."""
     parent = create_api_info(kind.group, kind.version, kind.kind, kind.plural).resource
@@ -96,20 +131,20 @@ def status_class(kind: DocumentKind) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How a request failed, in a form to decide on."""
+    """How a request failed, in a form to base decisions on."""
 
-    code: int | None  # HTTP status; None: no answer
+    code: int | None  # HTTP status; None without an answer
     message: str
     retry_after_seconds: float | None = None
 
     @property
     def is_of_all(self) -> bool:
-        """Tell whether every request fails so: what follows the documents says it, once for all."""
+        """Tell whether all requests fail this way: then the document feeds report it, once for all."""
         return self.code is None or self.code in (401, 429) or self.code >= 500
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Translate whatever lightkube and its HTTP client raise."""
+    """Translate the errors of lightkube and its HTTP client."""
     if isinstance(error, ApiError):
         status = error.status
         return Failure(
@@ -117,14 +152,14 @@ def failure_of(error: BaseException) -> Failure:
             message=f"{status.code} {status.reason or ''}: {status.message}",
             retry_after_seconds=_retry_after(error),
         )
-    if isinstance(error, httpx2.HTTPStatusError):  # an answer that is no Status: a proxy's, or an unknown group's
+    if isinstance(error, httpx2.HTTPStatusError):  # not a Status object: the answer of a proxy, or for an unknown group
         code = error.response.status_code
         return Failure(code=code, message=f"HTTP {code}", retry_after_seconds=_retry_after(error))
     return Failure(code=None, message=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 def _retry_after(error: httpx2.HTTPStatusError) -> float | None:
-    response = cast("httpx2.Response | None", error.response)  # None where a watch brought the error
+    response = cast("httpx2.Response | None", error.response)  # None if a watch brought the error
     text = response.headers.get("Retry-After", "") if response is not None else ""
     return float(text) if text.isdigit() else None
 
@@ -134,12 +169,12 @@ def _open(access: ClusterAccess) -> AsyncClient:
     try:
         transport = FreshToken(_transport(config), _token_file(config))
         return AsyncClient(config=config.login, timeout=httpx2.Timeout(REQUEST_SECONDS), transport=transport)
-    except Exception as error:  # certificates of other people: ssl and lightkube raise what comes
+    except Exception as error:  # foreign certificates: ssl and lightkube may raise anything
         raise KubernetesConfigError(f"cannot reach a Kubernetes API: {type(error).__name__}: {error}") from error
 
 
 def _open_http(access: ClusterAccess) -> httpx2.AsyncClient:
-    """Return a client for what is no object."""
+    """Return a client for requests that are not about objects."""
     config = read_cluster_config(access)
     transport: Any = FreshToken(_transport(config), _token_file(config))  # lightkube declares a synchronous one
     timeout = httpx2.Timeout(REQUEST_SECONDS)
@@ -161,19 +196,19 @@ def _transport(config: ClusterConfig) -> httpx2.AsyncBaseTransport:
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     ]
-    # no limit of connections: each watch keeps one, and the next request must not wait for it
+    # no connection limit: each watch keeps one, and the next request must not wait for it
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=4)
     inner = httpx2.AsyncHTTPTransport(verify=config.verify, limits=limits, socket_options=keepalive, proxy=config.proxy)
     return _WatchTransport(inner, config)
 
 
 class _WatchTransport(httpx2.AsyncBaseTransport):
-    """Asks for bookmarks and reports granted watches, as lightkube 1.0 does not; slows down its reconnecting."""
+    """Asks for bookmarks and reports granted watches, which lightkube 1.0 does not; slows down its reconnecting."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, config: ClusterConfig) -> None:
         self._inner = inner
         self._config = config
-        self._opened_at: dict[str, float] = {}  # by path; as many as there are kinds and namespaces
+        self._opened_at: dict[str, float] = {}  # by path; one for each kind and namespace
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         self._config.dress(request)

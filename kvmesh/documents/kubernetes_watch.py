@@ -1,8 +1,8 @@
-"""Documents from a Kubernetes API: one list and one watch for each kind and namespace, and what follows from failures.
+"""Documents from a Kubernetes API: one list and one watch for each kind and namespace, and the handling of failures.
 
 lightkube reads pages, follows the stream and counts resource versions; `DocumentFeed` decides what each failure means.
-Nothing that the API does stops the source or empties what is known. What is wrong goes to the log and becomes a problem
-of the snapshots.
+No behaviour of the API stops the source or empties the known documents. Faults are logged and become problems of the
+snapshots.
 """
 
 import asyncio
@@ -20,33 +20,33 @@ from kvmesh.documents.kubernetes_client import Connection, Failure, failure_of, 
 
 log = logging.getLogger(__name__)
 PAGE_DOCUMENTS = 500
-LIST_SECONDS = 120.0  # all pages of one kind
-WATCH_SECONDS = 120  # after which the server ends a watch; lightkube opens the next one where it ended
-# without any event: the server may hang, so the watch is opened again; bookmarks come every minute
+LIST_SECONDS = 120.0  # for all pages of one kind
+WATCH_SECONDS = 120  # then the server ends a watch; lightkube opens the next one at the same position
+# without any event the server may hang, so the watch is opened again; bookmarks come every minute
 SILENCE_SECONDS = 150.0
-MISSING_SECONDS = 10.0  # between two looks for a kind that the API does not serve
+MISSING_SECONDS = 10.0  # between two checks for a kind that the API does not serve
 FIRST_PAUSE_SECONDS = 0.2
 LAST_PAUSE_SECONDS = 10.0
-_TRUST = 3  # failures in a row after which neither our connections nor our resource version is trusted any more
+_TRUST = 3  # after this many consecutive failures neither our connections nor our resource version are trusted
 _GONE = 410
-OF_THE_API = frozenset({"api-unreachable", "api-failing", "api-unauthorized"})  # reasons that every kind suffers from
-# refusals in a row, some 40 s, after which they count although the API server does not say that it is ready
+OF_THE_API = frozenset({"api-unreachable", "api-failing", "api-unauthorized"})  # reasons that affect every kind
+# After this many consecutive refusals, about 40 s, they count even if the API server does not report ready.
 _STARTS = 8
-_PATIENCE = 5  # failures in a row after which the first snapshot no longer waits for a kind that is not essential
+_PATIENCE = 5  # after this many consecutive failures the first snapshot no longer waits for an inessential kind
 
 
 class FeedState(Enum):
     """The state of one kind."""
 
     STARTING = "starting"
-    LIVE = "live"  # a watch is open, or was when we last heard
+    LIVE = "live"  # a watch is open, or was at the last news
     FAILING = "failing"
     MISSING = "missing"  # the API does not serve the kind
     FORBIDDEN = "forbidden"
 
 
 class DocumentFeed:
-    """One kind in one place."""
+    """One kind, in one namespace or in all."""
 
     def __init__(
         self,
@@ -58,16 +58,14 @@ class DocumentFeed:
         *,
         chance: Callable[[], float],
     ) -> None:
-        """`namespace`: None means all. `changed` is called after each change of the store, the state or the problem."""
+        """`namespace` None means all. `changed` is called after each change of the store, the state or the problem."""
         self.kind = kind
         self.name = kind.resource if namespace is None else f"{kind.resource} in {namespace}"
         self.state = FeedState.STARTING
         self.listed = False  # was read completely at least once
-        self.failures = 0  # in a row
-        self._misses = (
-            0  # of these, the last that were "no such kind": a starting server answers so for all but its own
-        )
-        self._was_ready = False  # the API server said so after it had refused
+        self.failures = 0  # consecutive failures
+        self._misses = 0  # trailing failures that were 404: a starting server answers so for all kinds but its own
+        self._was_ready = False  # the API server reported ready after a refusal
         self.problem: DocumentProblem | None = None
         self._connection = connection
         self._resource = resource_class(kind)
@@ -75,7 +73,7 @@ class DocumentFeed:
         self._store = store
         self._changed = changed
         self._chance = chance
-        self._version: str | None = None  # where to watch on; None: list first
+        self._version: str | None = None  # version to continue the watch from; None to list first
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -146,11 +144,11 @@ class DocumentFeed:
             self._changed()
 
     async def _judge(self, failure: Failure) -> float:
-        """Take note of a failure and return the seconds to wait. Documents stay, unless their kind is gone."""
+        """Note a failure and return the seconds to wait. Documents stay, unless their kind is gone."""
         self.failures += 1
         self._misses = self._misses + 1 if failure.code == 404 else 0
         if failure.code == _GONE:
-            self._version = None  # too old: what we missed is known from a new list only
+            self._version = None  # too old: only a new list shows the missed changes
             return self._pause(failure)
         if failure.code == 404:
             return self._missing()
@@ -163,13 +161,13 @@ class DocumentFeed:
             self._version = None
             return MISSING_SECONDS
         if self.failures % _TRUST == 0:
-            self._version = None  # a server restored from a backup knows no version of ours
+            self._version = None  # a server restored from a backup knows none of our versions
             if failure.code in (None, 401):
                 await self._renew()
         return self._pause(failure)
 
     def _missing(self) -> float:
-        """Handle a kind that is not served: not yet, or no more, and then its documents are gone as well."""
+        """Handle a kind that is not served, either not yet, or no longer, so that its documents are gone as well."""
         self._version = None
         if self._misses >= _TRUST or not self.listed:
             self.listed = False
@@ -183,7 +181,7 @@ class DocumentFeed:
         return MISSING_SECONDS * (0.75 + 0.5 * self._chance())
 
     async def _refuses_for_good(self) -> bool:
-        """Tell whether a refusal came from a server that was ready before, or that never says so."""
+        """Tell whether a refusal came from a server that was ready before, or that never reports ready."""
         was_ready, self._was_ready = self._was_ready, not await self._connection.is_starting()
         return was_ready or self.failures >= _STARTS
 
@@ -216,7 +214,7 @@ class DocumentFeed:
         try:
             await self._connection.renew()
         except Exception as error:
-            log.debug("%s: cannot renew the connection: %s", self.name, error)  # the problem of this feed is said
+            log.debug("%s: cannot renew the connection: %s", self.name, error)  # the feed's problem is reported already
 
     def _pause(self, failure: Failure) -> float:
         if failure.retry_after_seconds is not None:
@@ -240,7 +238,7 @@ class KubernetesSource:
         namespaces: Sequence[str] = (),
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`namespaces`: none means all. `chance`: 0..1, spreads retries of many replicas."""
+        """`namespaces`: empty means all. `chance`: 0..1, spreads the retries of many replicas."""
         self._access = access
         self._store = DocumentStore(source="kubernetes")
         places: Sequence[str | None] = list(dict.fromkeys(namespaces)) or [None]
@@ -248,10 +246,10 @@ class KubernetesSource:
         self._chance = chance
         self._feeds: list[DocumentFeed] = []
         self._said: dict[tuple[str, str], DocumentProblem] = {}  # by cause
-        self._is_synced = False  # once true, it stays so: a kind that fails later must not hold up the others
+        self._is_synced = False  # once true it stays so: a kind that fails later must not delay the others
 
     async def run(self, on_change: Callable[[Snapshot], None]) -> None:
-        """Follow the API until cancelled. Raises KubernetesConfigError at once where there is no configuration."""
+        """Follow the API until cancelled. Raise KubernetesConfigError at once without a usable configuration."""
         connection = Connection(self._access)
         publisher = SnapshotPublisher(self._snapshot, on_change)
         self._feeds = [
@@ -267,9 +265,9 @@ class KubernetesSource:
             await connection.close()
 
     def _snapshot(self) -> Snapshot | None:
-        """Return what is known; None until every kind has been read once, or will not be soon."""
+        """Return the known documents; None until every kind has been read once, or will not be read soon."""
         problems = _problems(self._feeds)
-        self._say(problems)  # also while nothing is known yet: it may be why
+        self._say(problems)  # even before the first snapshot: it may be the cause of the delay
         self._is_synced = self._is_synced or all(_settled(feed) for feed in self._feeds)
         if not self._is_synced:
             return None
@@ -278,7 +276,7 @@ class KubernetesSource:
         return self._store.snapshot(synced=True, problems=problems, missing_kinds=frozenset(missing - served))
 
     def _say(self, problems: Sequence[DocumentProblem]) -> None:
-        """Log each cause when it appears and when it is gone, however many kinds suffer from it, one after another."""
+        """Log each cause when it appears and when it is gone, however many kinds it affects one after another."""
         now = {_cause(problem): problem for problem in problems}
         for cause in sorted(now.keys() - self._said.keys()):
             problem = now[cause]
@@ -286,12 +284,11 @@ class KubernetesSource:
         for cause in sorted(self._said.keys() - now.keys()):
             reason, kinds = cause
             log.info("%s: mended (%s)", kinds or "the Kubernetes API", reason, extra={"reason": reason})
-        # what was said first stays: while it lasts, only the number of its sufferers and the error's words change
+        # The first report stays: later only the affected kinds and the error's words change.
         self._said = {cause: self._said.get(cause, problem) for cause, problem in now.items()}
 
 
 def _cause(problem: DocumentProblem) -> tuple[str, str]:
-    """Return what a problem comes from: the API as a whole, or one kind."""
     return problem.reason, "" if problem.reason in OF_THE_API else problem.where
 
 
@@ -302,7 +299,6 @@ def _settled(feed: DocumentFeed) -> bool:
 
 
 def _problems(feeds: Sequence[DocumentFeed]) -> tuple[DocumentProblem, ...]:
-    """Return one problem for each thing that is wrong, however many feeds suffer from it."""
     sufferers: dict[tuple[str, str], list[str]] = {}
     for feed in feeds:
         if feed.problem is not None:

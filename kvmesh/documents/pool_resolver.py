@@ -1,8 +1,8 @@
-"""From documents to pools: what pods and pools declare, which pods each selector takes, at which ports. Pure.
+"""Turns documents into pools: the declarations of pools and pods, the pods of each selector, and their ports. Pure.
 
 A pool is an InferencePool v1, or a Service with the label `kvmesh.io/pool: "true"`. The fields are those of the CRD of
-gateway-api-inference-extension v1 and of core/v1. `resolve_pools` is the whole of it for one snapshot; a `PoolResolver`
-remembers what has not changed.
+gateway-api-inference-extension v1 and of core/v1. `resolve_pools` does all of it for one snapshot; a `PoolResolver`
+remembers unchanged parts.
 """
 
 import re
@@ -49,7 +49,7 @@ class PodFacts:
 
 
 def pod_facts(document: Document) -> PodFacts | None:
-    """Return what is known of a pod, or None while it has no address and after it has ended. Raises FieldError."""
+    """Return the facts about a pod; None while it has no address and after it has ended. Raise FieldError."""
     key = document_key(document)
     labels = texts_at(document, "metadata.labels")
     address = text_at(document, "status.podIP")
@@ -76,7 +76,7 @@ def _host(address: str) -> str:
 
 
 def _is_ready(document: Document) -> bool:
-    """Tell what the kubelet says (container probes and readiness gates together); a pod without conditions is ready."""
+    """Return the kubelet's verdict (container probes and readiness gates together); ready without conditions."""
     conditions = items_at(document, "status.conditions")
     if not conditions:
         return True  # written by hand: no kubelet sets conditions in a folder of documents
@@ -85,7 +85,7 @@ def _is_ready(document: Document) -> bool:
 
 def _named_ports(document: Document) -> dict[str, int]:
     ports: dict[str, int] = {}
-    # containers first: an init container goes on running only as a sidecar (restartPolicy Always)
+    # containers first: an init container keeps running only as a sidecar (restartPolicy Always)
     for where, container in [*items_at(document, "spec.containers"), *items_at(document, "spec.initContainers")]:
         if ".initContainers" in where and container.get("restartPolicy") != "Always":
             continue
@@ -105,7 +105,7 @@ def _container_ports(container: Mapping[str, Any], where: str) -> list[tuple[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """What a pool's document declares: which pods, at which ports."""
+    """A pool document's declaration: which pods, at which ports."""
 
     pool: Pool  # without its endpoints
     namespace: str
@@ -124,7 +124,7 @@ def is_pool(document: Document) -> bool:
 
 
 def pool_spec(document: Document) -> PoolSpec | None:
-    """Read the document of a pool; None if it declares none. Raises FieldError with the path of what is wrong."""
+    """Read the document of a pool; None if it declares none. Raise FieldError with the path of the fault."""
     if not is_pool(document):
         return None
     key = document_key(document)
@@ -170,7 +170,7 @@ def _target_port(port: Mapping[str, Any], where: str) -> int | str:
     target = port.get("targetPort")
     if isinstance(target, str) and target:
         return target
-    if target is None:  # as the API server would have filled it in
+    if target is None:  # the default that the API server would fill in
         return port_number(port.get("port"), f"{where}.port")
     return port_number(target, f"{where}.targetPort")
 
@@ -203,14 +203,14 @@ def _annotation(name: str) -> str:
 def resolve_pools(documents: Mapping[str, tuple[Document, ...]]) -> ResolvedPools:
     """Resolve the pools of `Snapshot.documents` (InferencePool, Service, Pod, InferencePoolImport; others ignored).
 
-    A pool that cannot be understood is left out and is a problem; use a `PoolResolver` to keep its last good state.
+    An invalid pool is left out and becomes a problem; use a `PoolResolver` to keep its last good state.
     """
     return PoolResolver().resolve(documents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read(Generic[T]):
-    """What was read of one document; the document is kept, so that its identity stays taken."""
+    """The result of reading one document; the document is kept alive, so that its id() stays unique."""
 
     document: Document
     value: T | None
@@ -219,7 +219,7 @@ class _Read(Generic[T]):
 
 @dataclass(slots=True)
 class PoolResolver:
-    """`resolve_pools` with a memory: quick where little changes, and what has gone bad keeps its last good document."""
+    """`resolve_pools` with a memory: fast if little changes, and invalid documents keep their last good state."""
 
     _pods: dict[int, _Read[PodFacts]] = field(default_factory=dict)  # by the document's id()
     _specs: dict[int, _Read[PoolSpec]] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class PoolResolver:
     _made: dict[str, "_Made"] = field(default_factory=dict)  # by the pool's name
 
     def resolve(self, documents: Mapping[str, tuple[Document, ...]]) -> ResolvedPools:
-        """Resolve as `resolve_pools`; a pool that has not changed is the same object as last time."""
+        """Do the same as `resolve_pools`; an unchanged pool is the same object as last time."""
         self._pods = {
             id(each): self._pods.get(id(each)) or _read(each, pod_facts, reason="pod-unreadable")
             for each in documents.get("Pod", ())
@@ -250,7 +250,7 @@ class PoolResolver:
         return ResolvedPools(pools=pools, problems=tuple(problems), imports=names)
 
     def _usable_pods(self) -> Iterable[PodFacts]:
-        """Return what is known of each pod: what was last good of one whose document has gone bad."""
+        """Return the facts about each pod; the last good ones for a pod whose document has become invalid."""
         pods = {read.value.name: read.value for read in self._pods.values() if read.value is not None}
         for read in self._pods.values():
             if read.problem is not None:
@@ -262,7 +262,7 @@ class PoolResolver:
         return pods.values()
 
     def _usable_specs(self) -> tuple[dict[str, PoolSpec], list[DocumentProblem]]:
-        """Return one spec for each name: the InferencePool where a Service has the same, the last good of a bad one."""
+        """Return one spec per name: the InferencePool's if a Service has the same; the last good one if invalid."""
         specs: dict[str, PoolSpec] = {}
         problems: list[DocumentProblem] = []
         good: dict[tuple[str, str], PoolSpec] = {}
@@ -285,8 +285,6 @@ class PoolResolver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """A pool and what it was made of."""
-
     pool: Pool
     spec: PoolSpec
     pods: tuple[PodFacts, ...]
@@ -302,7 +300,6 @@ def _read(document: Document, read: Callable[[Document], T | None], *, reason: s
 
 
 def _by_label(specs: Mapping[str, PoolSpec], pods: Iterable[PodFacts]) -> Mapping[_Label, list[PodFacts]]:
-    """Return the pods behind each label that some selector asks for."""
     asked = {(spec.namespace, name, value) for spec in specs.values() for name, value in spec.selector.items()}
     found: dict[_Label, list[PodFacts]] = defaultdict(list)
     for pod in pods:
@@ -314,9 +311,8 @@ def _by_label(specs: Mapping[str, PoolSpec], pods: Iterable[PodFacts]) -> Mappin
 
 
 def _pool(spec: PoolSpec, pods: Mapping[_Label, list[PodFacts]], before: _Made | None) -> _Made:
-    """Make a pool, or return the one `before` if it would be the same."""
     asked = spec.selector.items()
-    # the label that fewest pods have: pools often share all labels but one
+    # start from the rarest label: pools often share all labels but one
     fewest = min((pods.get((spec.namespace, name, value), []) for name, value in asked), key=len)
     taken = tuple(sorted((pod for pod in fewest if asked <= pod.labels.items()), key=lambda pod: pod.name))
     if before is not None and before.spec == spec and before.pods == taken:
@@ -330,7 +326,6 @@ def _pool(spec: PoolSpec, pods: Mapping[_Label, list[PodFacts]], before: _Made |
 
 
 def _add_endpoints(endpoints: dict[str, PoolEndpoint], pod: PodFacts, ports: Sequence[int | str]) -> bool:
-    """Add a pod's endpoints; False if it has no port of that name."""
     for place, wanted in enumerate(ports):
         port = pod.ports.get(wanted) if isinstance(wanted, str) else wanted
         if port is None:
@@ -344,7 +339,7 @@ def _add_endpoints(endpoints: dict[str, PoolEndpoint], pod: PodFacts, ports: Seq
             cordoned=pod.cordoned,
             labels=pod.labels,
         )
-        # two pods at one address: one that goes, and its successor on the same node (hostNetwork)
+        # two pods at one address: a terminating one, and its successor on the same node (hostNetwork)
         before = endpoints.get(endpoint.address)
         if before is None or _usefulness(endpoint) > _usefulness(before):
             endpoints[endpoint.address] = endpoint

@@ -15,14 +15,14 @@ CORDON = "kvmesh.io/cordon"  # label or annotation of a pod: "true" keeps new re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEndpoint:
-    """One place that serves requests: a pod, or one data-parallel rank of a pod that has a port for each."""
+    """One place that serves requests: a pod, or one data-parallel rank of a pod with a port for each."""
 
     address: str  # IP:PORT, IPv6 bracketed
     pod: str = ""  # "namespace/name", "" without Kubernetes
-    rank: int | None = None  # index of the port where the pool has several target ports, else None
+    rank: int | None = None  # index of the port if the pool has several target ports, else None
     ready: bool = True
-    terminating: bool = False  # gets nothing new, finishes what it has
-    cordoned: bool = False  # the same by its operator's will, until that changes
+    terminating: bool = False  # gets no new requests, finishes its current ones
+    cordoned: bool = False  # the same by its operator's decision, until that changes
     labels: Mapping[str, str] = field(default_factory=dict)  # the pod's
 
 
@@ -44,14 +44,14 @@ class EventTemplates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Endpoints that serve the same thing, and what is declared of them."""
+    """Endpoints that serve the same models, and their declarations."""
 
     name: str  # "namespace/name"; "" is the static pool of --endpoints
     kind: str  # "InferencePool" | "Service" | "static"
     endpoints: tuple[PoolEndpoint, ...] = ()  # sorted by pod and rank; each address once
-    model: str | None = None  # None: learned from the pods' /v1/models
+    model: str | None = None  # None if learned from the pods' /v1/models
     labels: Mapping[str, str] = field(default_factory=dict)
-    event_sources: EventTemplates | None = None  # None: asked of the pods
+    event_sources: EventTemplates | None = None  # None if the pods are asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

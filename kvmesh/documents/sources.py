@@ -1,9 +1,9 @@
-"""Where documents come from: a folder here, a Kubernetes API through lightkube, imported only where it is used.
+"""The sources of documents: a folder here, and a Kubernetes API through lightkube, imported only if used.
 
-The folder of YAML and JSON files is looked at a few times a second: looking works where inotify does not (network file
-systems, the links of ConfigMaps), and a thread needs only a few milliseconds for 1,000 files. A file counts when it
-looks the same twice, so that none is read while it is being written. A file that cannot be read keeps the documents
-that it had.
+The folder of YAML and JSON files is polled a few times per second: that works where inotify does not (network file
+systems, the links of ConfigMaps), and a thread needs only a few milliseconds for 1,000 files. A file counts once two
+consecutive polls find it unchanged, so that no half-written file is read. An unreadable file keeps its last good
+documents.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from kvmesh.documents.status_writer import StatusWriter
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 0.25  # while something is changing
+LOOK_SECONDS = 0.25  # while a change is in progress
 REST_SECONDS = 0.5
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class FileStamp(NamedTuple):
-    """What distinguishes one state of a file from another."""
+    """Identifies one state of a file."""
 
     changed_at: int  # its own nanoseconds; never compared with a clock
     size: int
@@ -47,7 +47,7 @@ class FileStamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    stamp: FileStamp | None = None  # of what was read
+    stamp: FileStamp | None = None  # of the content read
     documents: tuple[Document, ...] = ()
     problem: DocumentProblem | None = None
 
@@ -56,17 +56,17 @@ class _File:
 class FolderFiles:
     """The files of one folder."""
 
-    revision: int = 0  # grows whenever `documents` may say something else
+    revision: int = 0  # grows whenever `documents` may have changed
     _files: dict[str, _File] = field(default_factory=dict)  # by path
-    _seen: Mapping[str, FileStamp] = field(default_factory=dict)  # at the look before
+    _seen: Mapping[str, FileStamp] = field(default_factory=dict)  # at the previous look
     _first: bool = True
 
     def look(self, stamps: Mapping[str, FileStamp]) -> list[str]:
-        """Take note of what is there and return the files to read: new or changed, and at rest since the last look."""
+        """Note the current files and return the ones to read: new or changed, and unchanged since the last look."""
         if stamps == self._seen and not self.restless and not self._first:
             return []
         for path in [path for path in self._files if path not in stamps and path not in self._seen]:
-            del self._files[path]  # gone at two looks: not just between an editor's two steps
+            del self._files[path]  # missing at two looks: not just between an editor's two steps
             self.revision += 1
         changed = [path for path, stamp in stamps.items() if self._files.get(path, _File()).stamp != stamp]
         at_rest = [path for path in changed if self._first or self._seen.get(path) == stamps[path]]
@@ -76,13 +76,13 @@ class FolderFiles:
 
     @property
     def restless(self) -> bool:
-        """Tell whether some file has changed and not been read yet."""
+        """Tell whether some file has changed and is not read yet."""
         return self._seen.keys() != self._files.keys() or any(
             self._files[path].stamp != stamp for path, stamp in self._seen.items()
         )
 
     def read(self, path: str, documents: tuple[Document, ...]) -> None:
-        """Take in what a file says; documents that have not changed stay the same objects."""
+        """Store a file's documents; unchanged ones stay the same objects."""
         before = self._files.get(path, _File())
         if before.documents and not documents and self._seen[path].size == 0:
             self.refuse(path, "is empty; its documents stay. Delete the file to be rid of them")
@@ -93,14 +93,14 @@ class FolderFiles:
         self.revision += 1
 
     def refuse(self, path: str, message: str) -> None:
-        """Note that a file is no use; the documents that it had stay."""
+        """Note that a file is unusable; its last documents stay."""
         problem = DocumentProblem(reason="file-refused", where=path, words=message)
         before = self._files.get(path, _File())
         self._files[path] = replace(before, stamp=self._seen[path], problem=problem)
         self.revision += 1
 
     def documents(self) -> tuple[dict[DocumentKey, Document], tuple[DocumentProblem, ...]]:
-        """Return all documents and all problems; of two documents of one name, the first file's counts."""
+        """Return all documents and all problems; if two documents have the same name, the first file's counts."""
         found: dict[DocumentKey, Document] = {}
         owners: dict[DocumentKey, str] = {}
         problems: list[DocumentProblem] = []
@@ -119,7 +119,7 @@ class FolderFiles:
 
 
 class FolderSource:
-    """The documents of one folder and of those in it."""
+    """The documents of a folder and its subfolders."""
 
     def __init__(self, folder: Path) -> None:
         """The folder need not exist yet."""
@@ -145,7 +145,7 @@ class FolderSource:
             await asyncio.sleep(LOOK_SECONDS if self._files.restless else REST_SECONDS)
 
     def _look(self) -> bool:
-        """Look at the folder and read what has changed; True if anything did. In a thread: the disk may be slow."""
+        """Scan the folder and read changed files; True if anything changed. In a thread: the disk may be slow."""
         try:
             stamps = dict(_stamps(self._folder))
         except OSError as error:
@@ -168,7 +168,7 @@ class FolderSource:
             self._files.refuse(path, str(error))
         except OSError as error:
             self._files.refuse(path, f"cannot be read ({error.strerror or error})")
-        except Exception as error:  # a defect that one file meets must not end the following of all
+        except Exception as error:  # a defect triggered by one file must not end the watch over all
             log.exception("%s: a defect", path)
             self._files.refuse(path, f"cannot be read ({type(error).__name__})")
 
@@ -186,7 +186,7 @@ class FolderSource:
 
 
 def _stamps(folder: Path) -> Iterator[tuple[str, FileStamp]]:
-    """Yield the files that count, links followed; not what begins with a dot: ConfigMaps keep their versions there."""
+    """Yield the relevant files, links followed; not those with a leading dot: ConfigMaps keep versions there."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -198,7 +198,7 @@ def _stamps(folder: Path) -> Iterator[tuple[str, FileStamp]]:
                     state = entry.stat()
                     yield entry.path, FileStamp(state.st_mtime_ns, state.st_size, state.st_ino)
             except FileNotFoundError:
-                continue  # gone since it was listed
+                continue  # deleted since it was listed
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
@@ -217,7 +217,7 @@ def kubernetes_source(
 def status_writer(
     access: ClusterAccess, *, lease_namespace: str, identity: str, lease_name: str = "kvmesh-status-writer"
 ) -> "StatusWriter":
-    """Return what writes the status of policies while it leads; `identity` is this replica's own: the pod's name."""
+    """Return a writer of policy statuses, active while it leads; `identity` is this replica's own: the pod's name."""
     from kvmesh.documents.status_writer import StatusWriter  # noqa: PLC0415
 
     return StatusWriter(access, lease_namespace=lease_namespace, lease_name=lease_name, identity=identity)

@@ -1,11 +1,11 @@
 """Writes the status of policies while this replica leads, by a Kubernetes Lease (coordination.k8s.io/v1).
 
-It is never part of serving: whatever happens here, the picker goes on. Only what differs is written: read, change,
+It is never part of serving: whatever happens here, the picker goes on. Only differences are written: read, change,
 write, again on conflict.
 
-`Leadership` has the rules of client-go's `leaderelection`: a lease counts as held for as long as it was seen to change
-less than its duration ago, by our own monotonic clock. The wall time that a leader writes is for people and is never
-compared. `LeaderElection` reads and writes the lease.
+`Leadership` has the rules of client-go's `leaderelection`: a lease counts as held if it was seen to change less than
+its duration ago, by our own monotonic clock. The wall time that a leader writes is for people and is never compared.
+`LeaderElection` reads and writes the lease.
 """
 
 import asyncio
@@ -37,10 +37,9 @@ from kvmesh.documents.kubernetes_client import Connection, Failure, failure_of, 
 
 log = logging.getLogger(__name__)
 
-LEASE_SECONDS = 15.0  # a leader that is silent for so long has lost it
-RENEW_WITHIN_SECONDS = (
-    10.0  # a leader that could not renew for so long stops leading: well before another replica starts
-)
+LEASE_SECONDS = 15.0  # after this silence a leader has lost the lease
+# a leader that could not renew for this long stops leading, well before another replica starts
+RENEW_WITHIN_SECONDS = 10.0
 RETRY_SECONDS = 2.0
 LEASE_KIND = DocumentKind(group="coordination.k8s.io", version="v1", kind="Lease", plural="leases", keep=dict)
 _Lease = resource_class(LEASE_KIND)
@@ -56,19 +55,19 @@ _RETRY_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Leadership:
-    """What one replica knows of a lease."""
+    """One replica's knowledge of a lease."""
 
     identity: str
     _seen: Mapping[str, Any] | None = None  # the last spec seen
     _seen_at: float = 0.0  # monotonic seconds
-    _renewed_at: float | None = field(default=None)  # when our last successful write began; None: we do not lead
+    _renewed_at: float | None = field(default=None)  # start of our last successful write; None if we do not lead
 
     def leads(self, *, now: float) -> bool:
-        """Tell whether we lead, for certain."""
+        """Tell whether we certainly lead."""
         return self._renewed_at is not None and now - self._renewed_at < RENEW_WITHIN_SECONDS
 
     def wish(self, spec: Mapping[str, Any] | None, *, now: float, wall_time: str) -> dict[str, Any] | None:
-        """Return the spec to write over what was just read (None: no lease yet), or None: another one leads."""
+        """Return the spec to write over the one just read (None without a lease), or None if another replica leads."""
         if spec is not None and spec != self._seen:
             self._seen, self._seen_at = dict(spec), now
         holder = str((spec or {}).get("holderIdentity") or "")
@@ -83,7 +82,7 @@ class Leadership:
         return {**(spec or {}), **fresh, "acquireTime": wall_time, "leaseTransitions": transitions}
 
     def wrote(self, spec: Mapping[str, Any], *, began_at: float) -> None:
-        """Note that our wish was granted; `began_at`: monotonic, before the request was sent."""
+        """Note that our write succeeded; `began_at`: monotonic time before the request was sent."""
         self._seen, self._seen_at, self._renewed_at = dict(spec), began_at, began_at
 
     def released(self) -> None:
@@ -102,13 +101,13 @@ class LeaderElection:
     def __init__(
         self, connection: Connection, *, namespace: str, name: str, identity: str, on_change: Callable[[], None]
     ) -> None:
-        """`on_change` is called when we begin or cease to lead, as far as it is noticed by a request."""
+        """`on_change` is called when a request shows that we begin or cease to lead."""
         self._connection = connection
         self._namespace = namespace
         self._name = name
         self._state = Leadership(identity=identity)
         self._on_change = on_change
-        self.failure = ""  # why we can neither lead nor know who does; "" while all is well
+        self.failure = ""  # why we can neither lead nor know the leader, or ""
 
     @property
     def leads(self) -> bool:
@@ -116,7 +115,7 @@ class LeaderElection:
         return self._state.leads(now=time.monotonic())
 
     async def run(self) -> None:
-        """Stand for election until cancelled; then give the lease back, so that the next one need not wait."""
+        """Stand for election until cancelled; then give the lease back, so that the next leader need not wait."""
         try:
             while True:
                 before = self.leads
@@ -142,7 +141,7 @@ class LeaderElection:
             self._note(None)
         except Exception as error:
             failure = failure_of(error)
-            if failure.code != 409:  # another replica was quicker; its lease is read next time
+            if failure.code != 409:  # another replica was faster; its lease is read next time
                 self._note(failure)
 
     def _note(self, failure: Failure | None) -> None:
@@ -167,7 +166,7 @@ class LeaderElection:
         if lease is None:
             metadata = {"name": self._name, "namespace": self._namespace}
             await client.create(_Lease({"metadata": metadata, "spec": spec}), namespace=self._namespace)
-        else:  # with the resource version that was read: two who try at once cannot both succeed
+        else:  # with the resource version that was read: of two simultaneous writers only one succeeds
             await client.replace(_Lease({**lease, "spec": spec}), namespace=self._namespace)
 
     async def _release(self) -> None:
@@ -218,7 +217,7 @@ class StatusWriter:
         )
 
     async def run(self) -> None:
-        """Take part until cancelled. Raises KubernetesConfigError at once where there is no configuration."""
+        """Take part until cancelled. Raise KubernetesConfigError at once without a usable configuration."""
         connection = Connection(self._access)
         namespace, name = self._lease
         self._election = LeaderElection(
@@ -241,7 +240,7 @@ class StatusWriter:
                 update = self._wanted.pop(key)
                 failure = await self._write(connection, update)
                 if failure is not None:
-                    self._wanted.setdefault(key, update)  # unless a newer wish has come meanwhile; behind the others
+                    self._wanted.setdefault(key, update)  # last in line, unless a newer update has come
                 await asyncio.sleep(_SPACING_SECONDS)
             if failure is not None and not failure.is_of_all and not self._failure:
                 log.warning("status not written: %s", failure.message)
@@ -253,7 +252,7 @@ class StatusWriter:
                 self._work.set()
 
     async def _write(self, connection: Connection, update: StatusUpdate) -> Failure | None:
-        """Write one status; return why it should be tried again later."""
+        """Write one status; return the failure if it should be tried again later."""
         try:
             for _ in range(_CONFLICT_TRIES):
                 async with asyncio.timeout(_REQUEST_SECONDS):
@@ -270,7 +269,7 @@ class StatusWriter:
             if failure.code != 422:
                 return replace(failure, message=message)
             log.warning("status refused: %s", message)
-            return None  # the same again would be refused again
+            return None  # a repetition would be refused again
         return Failure(code=409, message=f"{update.key}: another client changes it all the time")
 
     async def _write_once(self, connection: Connection, update: StatusUpdate) -> bool:
@@ -297,9 +296,9 @@ class StatusWriter:
         return True
 
     async def _gone(self, connection: Connection, current: Document, update: StatusUpdate) -> list[str]:
-        """Return the controller names of the installations with entries here whose picker's Service is no more.
+        """Return the controller names in this status whose installation has no picker Service any more.
 
-        Nobody else is left to take these out. An installation that we may not ask about counts as there.
+        Only we can remove their entries. An installation that we may not ask about counts as existing.
         """
         found = []
         for installation in installations_in(current):

@@ -1,1 +1,1 @@
-"""The index, read: lookups in Redis, what is known without asking, and the twin in memory."""
+"""Reads the index: lookups in Redis, and answers from known blocks."""

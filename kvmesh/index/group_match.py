@@ -1,4 +1,4 @@
-"""How much of a prompt a hybrid model reuses: how far a match is a hit for each of its KV cache groups.
+"""Finds how much of a prompt a hybrid model reuses: up to where a match is a hit for each of its KV cache groups.
 
 The rules are vLLM 0.32's (`v1/core/single_type_kv_cache_manager.py`, `kv_cache_coordinator.py`), without EAGLE and
 without states within a block: each group shortens the candidate in turn, until none does. Pure.
@@ -11,19 +11,19 @@ import msgspec
 
 from kvmesh.blocks.cache_groups import STATE, CacheGroup, needed_blocks
 
-HeldRun = tuple[int, int]  # a mask of slots, and how many blocks in a row these hold
-EndRange = tuple[int, int]  # of blocks, counted from the prompt's start: a hit may end with any of these
+HeldRun = tuple[int, int]  # a mask of slots, and how many consecutive blocks they hold
+EndRange = tuple[int, int]  # in blocks from the prompt's start: a hit may end at any of these
 
 
 class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
-    """A hit that is shorter than what full attention holds, and why."""
+    """A hit that is shorter than full attention's, and the cause."""
 
-    tokens: int  # that full attention holds
-    by: CacheGroup  # that lacks blocks, of several the one that allows least
+    tokens: int  # held by full attention
+    by: CacheGroup  # the group that lacks blocks; of several the one that allows the shortest hit
 
     @property
     def words(self) -> str:
-        """Say so for people."""
+        """Return the cause in words."""
         of_group = "state" if self.by.kind == STATE else f"window of {self.by.sliding_window} tokens"
         return (
             f"full attention holds {self.tokens} tokens, but what a longer hit needs of the {self.by.kind} group's "
@@ -33,7 +33,7 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMask:
-    """The slots of one stream's groups that are described alike."""
+    """The slots of one stream's groups with the same description."""
 
     group: CacheGroup
     mask: int
@@ -42,10 +42,10 @@ class GroupMask:
 def shorten(
     groups: Sequence[GroupMask], held: Mapping[int, Sequence[HeldRun]], *, tokens: int, step: int
 ) -> tuple[int, CacheGroup | None]:
-    """Return the longest hit of at most `tokens` that all groups accept, and the group that made it shorter, if any.
+    """Return the longest hit of at most `tokens` that all groups accept, and the group that shortened it, if any.
 
-    `held`: block size -> who holds the blocks of the prompt, from its start; what is absent is not held. A hit ends at
-    a multiple of `step` tokens.
+    `held`: block size -> the holders of the prompt's blocks from its start; absent blocks are not held. A hit ends at a
+    multiple of `step` tokens.
     """
     ends = [(each.group, _hit_ends(each, held.get(each.group.block_size, ()))) for each in groups]
     longest = tokens // step * step
@@ -64,12 +64,12 @@ def shorten(
 def _hit_ends(each: GroupMask, runs: Sequence[HeldRun]) -> Sequence[EndRange]:
     """Return where a hit may end for one group.
 
-    A window of w tokens needs the blocks with the last w - 1, or all where there are fewer; a state the one block that
-    ends there.
+    A window of w tokens needs the blocks with the last w - 1 tokens, or all blocks if there are fewer; a state needs
+    the one block that ends there.
     """
     needed = needed_blocks(each.group)
     found: list[EndRange] = []
-    begin: int | None = None  # of the stretch of held blocks that goes on
+    begin: int | None = None  # of the current run of held blocks
     at = 0
     for mask, count in (*runs, (0, 0)):
         if not mask & each.mask:

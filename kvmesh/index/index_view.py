@@ -1,6 +1,6 @@
-"""What pages show of the index: its sources, what the indexers have found, and which pods hold given blocks.
+"""Reads the index for pages: its sources, the indexers' findings, and the pods that hold given blocks.
 
-On connections of its own, opened when a page is asked for, so that no lookup waits behind a page.
+It has its own connections, opened on demand, so that no lookup waits behind a page.
 """
 
 import asyncio
@@ -11,41 +11,41 @@ from functools import lru_cache
 from typing import Any
 
 from kvmesh.blocks.block_keys import KEY_BYTES
+from kvmesh.blocks.index_changes import tier_weight
 from kvmesh.blocks.source import IndexStatus
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.prefix_match import MatchTable, held_mask, match_table
 from kvmesh.index.redis_findings import RedisFindings
-from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.keys import pack_mget, parse_registry
 from kvmesh.redis.link import RedisLink
 from kvmesh.redis.protocol import array_of
 from kvmesh.redis.snapshot import read_snapshot
 
-MOST_KEYS = 8192  # that are looked up for one page: about 5 ms of Redis
-TURN_SECONDS = 0.002  # of the loop
+MOST_KEYS = 8192  # looked up for one page: about 5 ms of Redis
+TURN_SECONDS = 0.002  # of the event loop
 KEYS_AT_ONCE = 512  # in one MGET: a lookup waits behind no more than that
 NO_HOLDERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexLook:
-    """The index as it was a moment ago."""
+    """A recent state of the index."""
 
-    status: IndexStatus  # with the findings
-    holders: Sequence[Mapping[str, str]] = ()  # for each key: endpoint -> the best tier that it holds the block in
+    status: IndexStatus  # including the findings
+    holders: Sequence[Mapping[str, str]] = ()  # for each key: endpoint -> its best tier with the block
 
 
 class IndexView:
-    """Reads for pages; any number of looks may be under way. Raise RedisUrlError."""
+    """Reads for pages; any number of looks may run concurrently. Raise RedisUrlError."""
 
-    def __init__(self, *, url: RedisAccess | str, timeout_seconds: float = 1.0) -> None:
+    def __init__(self, *, url: str, timeout_seconds: float = 1.0) -> None:
         self._link = RedisLink(url, reads_only=True)
         self._findings = RedisFindings(url=url, timeout_seconds=timeout_seconds)
         self._timeout_seconds = timeout_seconds
         self._table: MatchTable | None = None
 
     async def look(self, keys: bytes = b"", *, findings: bool = True) -> IndexLook:
-        """Return the index's state, and who holds these blocks (packed 8-byte keys, the first `MOST_KEYS` of them).
+        """Return the index's state, and the holders of these blocks (packed 8-byte keys; only the first `MOST_KEYS`).
 
         Sources and blocks are read one after the other: a pod that restarts in between may be shown without its blocks.
         Raise IndexUnavailableError.
@@ -67,7 +67,7 @@ class IndexView:
         await self._findings.close()
 
     async def _with_findings(self, status: IndexStatus) -> IndexStatus:
-        """Add what the indexers have found; where that alone cannot be read, say so among what is unreadable."""
+        """Add the indexers' findings; if only they cannot be read, report that among the unreadable records."""
         try:
             return replace(status, findings=await self._findings.read())
         except IndexUnavailableError as error:
@@ -80,7 +80,7 @@ class IndexView:
         return self._table
 
     async def _holders(self, keys: bytes, table: MatchTable) -> Sequence[Mapping[str, str]]:
-        read = lru_cache(maxsize=1024)(lambda value: _holders_of(value, table))  # neighbours have the same holders
+        read = lru_cache(maxsize=1024)(lambda value: _holders_of(value, table))  # neighbours share holders
         found: list[Mapping[str, str]] = []
         began = time.monotonic()
         for at in range(0, len(keys), KEYS_AT_ONCE * KEY_BYTES):
@@ -99,6 +99,8 @@ def _holders_of(value: bytes, table: MatchTable) -> Mapping[str, str]:
     holders: dict[str, str] = {}
     for streams in table.masks.values():
         for stream in streams:
-            if stream.mask & held and stream.endpoint not in holders:
-                holders[stream.endpoint] = next(tier for tier, slots in stream.tiers if slots & held)
+            tier = next((tier for tier, slots in stream.tiers if slots & held), None)
+            if tier is not None:
+                before = holders.get(stream.endpoint)
+                holders[stream.endpoint] = tier if before is None else max(before, tier, key=tier_weight)
     return holders

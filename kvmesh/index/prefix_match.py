@@ -1,10 +1,10 @@
 """The longest cached prefix of each endpoint, from the slots that hold each leading block. Pure.
 
-A *value* is what Redis has for a block: one slot in decimal, or `B` and a bitmap of slots, bit 0 first.
+A *value* is Redis' record of a block: one slot in decimal, or `B` and a bitmap of slots, bit 0 first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from math import lcm
 from types import MappingProxyType
@@ -22,39 +22,40 @@ SLOT_DIGITS = 4  # of the greatest slot, 4095
 FEW_RUNS = 3
 GPU = "GPU"
 
-Run = tuple[bytes | None, int]  # a value, and how many blocks in a row have it
+Run = tuple[bytes | None, int]  # a value, and how many consecutive blocks have it
 NO_RUNS: Mapping[int, Sequence[HeldRun]] = MappingProxyType({})
 NOT_HELD_BACK: Mapping[str, HeldBack] = MappingProxyType({})
 
 
 class PrefixLookup(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds how much of a prompt's beginning."""
+    """How much of a prompt's beginning each endpoint holds; a pod with several ranks as much as each of them."""
 
     matched_blocks: Mapping[str, int]  # endpoint -> consecutive cached blocks from the first; absent means 0
-    block_size: Mapping[str, int]  # endpoint -> tokens a block of its match; of its cache where nothing matched
-    endpoints: Mapping[str, EndpointCache]  # every endpoint that the index knows, with its state
-    registry: Registry  # the snapshot that the answer was read against
-    indexer_alive: bool  # False: no indexer keeps the index true; the states in `endpoints` are out of date
-    # endpoint -> tier -> blocks of its match, each counted in its best tier; `TIER_WEIGHTS` says what they are worth
+    block_size: Mapping[str, int]  # endpoint -> tokens per block of its match, or of its cache without a match
+    endpoints: Mapping[str, EndpointCache]  # every endpoint known to the index, with its state
+    registry: Registry  # the snapshot behind the answer
+    indexer_alive: bool  # if False, no indexer updates the index: the states in `endpoints` are out of date
+    # endpoint -> tier -> blocks of its match, each counted in its best tier; `TIER_WEIGHTS` has their worth
     tiers: Mapping[str, Mapping[str, int]] = {}
     keys: Mapping[int, bytes] = {}  # block size -> packed keys of all of the prompt's blocks
-    held_back: Mapping[str, HeldBack] = {}  # endpoint -> why its match is shorter than what full attention holds
-    also: Sequence[Any] = ()  # Redis' replies to the commands that were passed through, error replies included
+    held_back: Mapping[str, HeldBack] = {}  # endpoint -> why its match is shorter than full attention's
+    ranked: Mapping[str, Sequence[str]] = {}  # endpoint with several ranks -> the endpoints of its ranks
+    also: Sequence[Any] = ()  # Redis' replies to the commands passed through, including error replies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMask:
-    """The slots of one stream that share a block size: its tiers, whose blocks complete each other.
+    """The slots of one stream that share a block size: its tiers, whose blocks complement each other.
 
-    Those of full attention, whose match bounds all others. A stream without full attention has the slots of its other
-    groups, and a mask that every block has.
+    These are full attention's slots, whose match bounds all others. A stream without full attention has the slots of
+    its other groups, and a mask that every block matches.
     """
 
-    endpoint: str
-    mask: int  # all of them
+    endpoint: str  # its name with the rank if its pod has several
+    mask: int  # of all slots
     tiers: tuple[tuple[str, int], ...]  # (tier, its slots), best first
-    groups: tuple[GroupMask, ...] = ()  # its other groups, each of which must accept a hit
-    step: int = 0  # tokens: where there are other groups, a hit ends at a multiple of it
+    groups: tuple[GroupMask, ...] = ()  # its other groups: each must accept a hit
+    step: int = 0  # tokens: if there are other groups, a hit ends at a multiple of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,10 @@ class MatchTable:
     endpoints: Mapping[str, EndpointCache]
     block_sizes: Mapping[str, int]
     masks: Mapping[int, tuple[StreamMask, ...]]  # block size -> streams
-    width: int  # bytes of a bitmap that can matter
+    width: int  # relevant bytes of a bitmap
     grouped: frozenset[int] = frozenset()  # block sizes with streams that have other groups
-    apart: frozenset[int] = frozenset()  # block sizes of groups that are not their stream's
+    apart: frozenset[int] = frozenset()  # group block sizes that differ from their stream's
+    ranked: Mapping[str, Sequence[str]] = field(default_factory=dict)  # as in PrefixLookup
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class Match:
 
     stream: StreamMask
     blocks: int = 0
-    counted: dict[str, int] | None = None  # tier -> blocks, of streams with several tiers
+    counted: dict[str, int] | None = None  # tier -> blocks, for streams with several tiers
     held_back: HeldBack | None = None
 
     @property
@@ -86,7 +88,7 @@ class Match:
 
 
 def match_table(registry: Registry) -> MatchTable:
-    """Prepare a registry snapshot; once a registry version, not once a lookup."""
+    """Prepare a registry snapshot; once per registry version, not per lookup."""
     width = max((slot.slot // 8 + 1 for slot in registry.slots), default=0)
     counted = {record.stream for record in registry.streams if record.state in COUNTED}
     masks: dict[int, dict[Stream, dict[str, int]]] = {}
@@ -105,14 +107,19 @@ def match_table(registry: Registry) -> MatchTable:
             of_stream = groups.setdefault(stream, {})
             of_stream[group] = of_stream.get(group, 0) | bit
     dense = {stream for streams in masks.values() for stream in streams}
+    ranked = registry.ranked()
+
+    def name(stream: Stream) -> str:
+        return stream.name if stream.endpoint in ranked else stream.endpoint
+
     streams_of = {
-        size: [_stream_mask(stream.endpoint, size, tiers, groups.get(stream)) for stream, tiers in streams.items()]
+        size: [_stream_mask(name(stream), size, tiers, groups.get(stream)) for stream, tiers in streams.items()]
         for size, streams in masks.items()
     }
     for stream, of_stream in groups.items():
         if stream not in dense:
             size = min(group.block_size for group in of_stream)
-            streams_of.setdefault(size, []).append(_unbound_mask(stream.endpoint, size, of_stream, width))
+            streams_of.setdefault(size, []).append(_unbound_mask(name(stream), size, of_stream, width))
     endpoints = registry.endpoints()
     return MatchTable(
         registry=registry,
@@ -128,6 +135,7 @@ def match_table(registry: Registry) -> MatchTable:
             for each in stream.groups
             if each.group.block_size != size
         ),
+        ranked=ranked,
     )
 
 
@@ -156,17 +164,17 @@ def _rules(block_size: int, groups: Mapping[CacheGroup, int]) -> dict[str, Any]:
 
 
 def _every_block(width: int) -> int:
-    """Return a bit beyond those of all slots, which stands for "whoever holds the block"."""
+    """Return a bit beyond all slots' bits, set for every block."""
     return 1 << 8 * width
 
 
 def runs_of(values: Sequence[bytes | None]) -> list[Run]:
-    """Put equal values in a row together."""
+    """Group consecutive equal values."""
     runs: list[Run] = []
     for _ in range(FEW_RUNS):
         if not values:
             return runs
-        # nearly always all blocks of a prompt have one value, or all up to where it is new: counting is the quickest
+        # Nearly always all blocks of a prompt have one value, or all up to its new part: counting is the fastest way.
         value = values[0]
         count = values.count(value)
         rest = values[count:]
@@ -178,7 +186,7 @@ def runs_of(values: Sequence[bytes | None]) -> list[Run]:
 
 
 def held_mask(value: bytes, *, width: int) -> int:
-    """Return the slots of a value; slots beyond the width, and values that we cannot read, are left out."""
+    """Return the slots of a value; slots beyond the width and unreadable values are left out."""
     if value[:1] == b"B":
         return int.from_bytes(value[1 : width + 1].ljust(width, b"\0"), "big")
     if len(value) <= SLOT_DIGITS and value.isdigit() and (slot := int(value)) < 8 * width:
@@ -189,22 +197,22 @@ def held_mask(value: bytes, *, width: int) -> int:
 class PrefixWalk:
     """Follows one prompt through the values of its blocks, batch by batch.
 
-    A stream that joins after the first block never starts: vLLM can only reuse a prefix. Only a stream without full
-    attention, `has_groups` being true where there are any, goes on in any case: it may need no more than the last
-    blocks.
+    A stream that lacks the first block never starts: vLLM can only reuse a prefix. The exception is a stream without
+    full attention, which continues in any case: it may need only the last blocks. `has_groups` is true if any stream
+    has other groups.
     """
 
     def __init__(self, streams: Sequence[StreamMask], *, width: int, has_groups: bool = False) -> None:
-        self.blocks = 0  # up to the last one that is held in a match
-        self.held: list[HeldRun] | None = [] if has_groups else None  # who holds the blocks, as far as they were fed
+        self.blocks = 0  # up to the last held block of a match
+        self.held: list[HeldRun] | None = [] if has_groups else None  # the holders of the blocks fed so far
         self._fed = 0  # blocks
         self._width = width
         self._streams = streams
-        self._started: list[Match] | None = None  # who holds the first block
+        self._started: list[Match] | None = None  # the streams that hold the first block
         self._alive: list[Match] = []
 
     def feed(self, runs: Iterable[Run]) -> bool:
-        """Take the values of the next blocks; tell whether any stream holds all blocks so far."""
+        """Process the values of the next blocks; tell whether any stream holds all blocks so far."""
         for value, count in runs:
             held = held_mask(value, width=self._width) if value else 0
             if self.held is not None:
@@ -237,7 +245,7 @@ class PrefixWalk:
         )
 
     def apply_groups(self, held: Mapping[int, Sequence[HeldRun]], *, block_size: int) -> None:
-        """Shorten the matches to what all groups of their streams accept. `held`: as of `group_match.shorten`."""
+        """Shorten the matches to hits that all groups of their streams accept. `held`: as for `group_match.shorten`."""
         for match in self._started or ():
             stream = match.stream
             if not stream.groups:
@@ -254,13 +262,8 @@ class PrefixWalk:
                 match.held_back = HeldBack(tokens=tokens, by=by)
 
     def matches(self) -> dict[str, Match]:
-        """Return endpoint -> match; over an endpoint's ranks the longest counts, of equals the better tiers."""
-        best: dict[str, Match] = {}
-        for match in self._started or ():
-            endpoint = match.stream.endpoint
-            if endpoint not in best or _worth(match) > _worth(best[endpoint]):
-                best[endpoint] = match
-        return best
+        """Return endpoint -> match."""
+        return {match.stream.endpoint: match for match in self._started or ()}
 
 
 def _count_tier(match: Match, held: int, *, count: int) -> None:
@@ -271,7 +274,7 @@ def _count_tier(match: Match, held: int, *, count: int) -> None:
 
 
 def _count_tiers(match: Match, runs: Iterable[HeldRun]) -> None:
-    """Count the tiers of a match's blocks anew."""
+    """Recount the tiers of a match's blocks."""
     left = match.blocks
     for held, count in runs:
         if not left:
@@ -280,26 +283,8 @@ def _count_tiers(match: Match, runs: Iterable[HeldRun]) -> None:
         left -= min(count, left)
 
 
-def _worth(match: Match) -> tuple[int, float]:
-    return match.blocks, weighted_blocks(match.tiers)
-
-
-def match_prompt(
-    table: MatchTable, values: Mapping[int, Sequence[bytes | None]], *, keys: Mapping[int, bytes] | None = None
-) -> PrefixLookup:
-    """Match a prompt whose values are all at hand (`values`: block size -> values)."""
-    walks = {
-        size: PrefixWalk(streams, width=table.width, has_groups=size in table.grouped)
-        for size, streams in table.masks.items()
-    }
-    for size, walk in walks.items():
-        walk.feed(runs_of(values.get(size, ())))
-    apart = {size: held_runs(runs_of(values.get(size, ())), width=table.width) for size in table.apart}
-    return prefix_lookup(table, walks, keys=keys or {}, apart=apart)
-
-
 def held_runs(runs: Iterable[Run], *, width: int) -> list[HeldRun]:
-    """Return who holds the blocks of these runs."""
+    """Return the holders of these runs' blocks."""
     return [(held_mask(value, width=width) if value else 0, count) for value, count in runs]
 
 
@@ -313,12 +298,12 @@ def prefix_lookup(
 ) -> PrefixLookup:
     """Combine the walks of all block sizes (`walks`: block size -> walk); most matched tokens win.
 
-    `apart`: for the sizes that are apart in the table, who holds the blocks of the prompt.
+    `apart`: for each size in the table's `apart`, the holders of the prompt's blocks.
     """
     matched: dict[str, int] = {}
     tiers: dict[str, Mapping[str, int]] = {}
     held_back: Mapping[str, HeldBack] = NOT_HELD_BACK
-    sizes = table.block_sizes  # copied where one differs, which is seldom
+    sizes = table.block_sizes  # copied only if one differs, which is rare
     for size in table.grouped:
         walk = walks[size]
         walk.apply_groups({**apart, size: walk.held or ()}, block_size=size)
@@ -332,6 +317,11 @@ def prefix_lookup(
                     sizes = {**sizes, endpoint: size}
             if match.held_back is not None and (is_longest or endpoint not in matched):
                 held_back = {**held_back, endpoint: match.held_back}
+    for pod, ranks in table.ranked.items():
+        if all(rank in matched for rank in ranks):
+            least = min(ranks, key=lambda rank: (matched[rank] * sizes[rank], weighted_blocks(tiers[rank])))
+            matched[pod], tiers[pod] = matched[least], tiers[least]
+            sizes = {**sizes, pod: sizes[least]}
     return PrefixLookup(
         matched_blocks=matched,
         block_size=sizes,
@@ -341,10 +331,26 @@ def prefix_lookup(
         tiers=tiers,
         keys=keys,
         held_back=held_back,
+        ranked=table.ranked,
         also=also,
     )
 
 
+def whole_pods(lookup: PrefixLookup) -> PrefixLookup:
+    """Return the lookup of a request that its pod gives to any of its ranks: only what each of them holds counts."""
+    pods = {rank: pod for pod, ranks in lookup.ranked.items() for rank in ranks}
+    if not pods:
+        return lookup
+    names = {endpoint: pods.get(endpoint, endpoint) for endpoint in lookup.block_size}
+    return msgspec.structs.replace(
+        lookup,
+        matched_blocks={name: count for name, pod in names.items() if (count := lookup.matched_blocks.get(pod, 0))},
+        block_size={name: lookup.block_size[pod] for name, pod in names.items()},
+        tiers={name: lookup.tiers[pod] for name, pod in names.items() if pod in lookup.tiers},
+        held_back={},
+    )
+
+
 def usable_tokens(tokens: bytes) -> int:
-    """Return how many tokens of a prompt can be hit: vLLM always computes the last one anew."""
+    """Return how many tokens of a prompt can be hit: vLLM always recomputes the last one."""
     return max(len(tokens) // 4 - 1, 0)

@@ -1,7 +1,7 @@
 """The findings of all indexers in Redis, where the command line and the admin pages read them.
 
-One hash, a field a finding. Hash fields do not expire by themselves in every Redis that we support. So each says when
-its indexer last confirmed it, by Redis' clock, and any indexer that shares its own removes what is too old.
+One hash with a field per finding. Not every supported Redis can expire hash fields. So each field says when its indexer
+last confirmed it, by Redis' clock, and any indexer that shares its own findings removes expired ones.
 """
 
 import logging
@@ -11,15 +11,14 @@ from typing import Any
 import msgspec
 
 from kvmesh.blocks.findings import Finding
-from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.keys import PREFIX
 from kvmesh.redis.link import RedisCalls
 
 log = logging.getLogger(__name__)
 
 FINDINGS = PREFIX + b"findings"
-VOID_SECONDS = 30.0  # after which an unconfirmed finding is void; several times `watch_pods.SHARE_SECONDS`
-MAX_FINDINGS = 1000  # of all indexers together; a fleet in which more is wrong has one cause
+VOID_SECONDS = 30.0  # after this time an unconfirmed finding is void; several times `watch_pods.SHARE_SECONDS`
+MAX_FINDINGS = 1000  # of all indexers together; a fleet with more faults has a single cause
 MAX_MESSAGE = 1000  # characters
 
 
@@ -39,21 +38,21 @@ _decoder = msgspec.json.Decoder(_Record)
 class RedisFindings:
     """The shared findings. Raise RedisUrlError."""
 
-    def __init__(self, *, url: RedisAccess | str, indexer: str = "", timeout_seconds: float = 1.0) -> None:
-        """Take the `indexer` that shares its findings; one that only reads needs no name."""
+    def __init__(self, *, url: str, indexer: str = "", timeout_seconds: float = 1.0) -> None:
+        """`indexer`: name of the indexer that shares its findings; a mere reader needs none."""
         self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds)
         self._indexer = indexer
         self._is_full = False
 
     async def read(self) -> tuple[Finding, ...]:
-        """Return what any indexer has confirmed. Raise IndexUnavailableError."""
+        """Return the findings confirmed by any indexer. Raise IndexUnavailableError."""
         now = await self._redis.now()
         return _valid(await self._records(), now=now)
 
     async def share(self, current: Collection[Finding], healed: Collection[Finding]) -> tuple[Finding, ...]:
-        """Confirm the current findings, remove the healed ones; return what any indexer has confirmed.
+        """Confirm the current findings, remove the healed ones; return the findings confirmed by any indexer.
 
-        What is not confirmed for a while is void. Raise IndexUnavailableError.
+        A finding that is not confirmed for a while is void. Raise IndexUnavailableError.
         """
         now = await self._redis.now()
         records = await self._records()
@@ -81,7 +80,7 @@ class RedisFindings:
         await self._redis.close()
 
     async def _records(self) -> dict[bytes, _Record | None]:
-        """Return the records by field; None for one that cannot be read."""
+        """Return the records by field; None for an unreadable one."""
         reply: list[Any] = await self._redis.call("HGETALL", FINDINGS)
         return {field: _read(value) for field, value in zip(reply[::2], reply[1::2], strict=True)}
 

@@ -1,10 +1,10 @@
-"""The index in Redis, read by the picker once a request. Writes nothing.
+"""The index in Redis, read by the picker once per request. Writes nothing.
 
 A lookup is plain commands in one round trip: the registry's version, one MGET, the version again. Plain commands cost
-Redis a third of what a script does, and no more on this side (`docs/decisions/0001-redis-lookup.md`). Equal versions
-before and after make the answer consistent without MULTI, which Redis refuses even for reads when its memory is full.
-Of prefixes that `tracking_link` knows by that version, only what follows is asked for; changes of who holds them since
-its last answer may still be on their way (`docs/decisions/0006-tracked-blocks.md`).
+Redis a third of a script, and no more on our side (`docs/decisions/0001-redis-lookup.md`). Equal versions before and
+after make the answer consistent without MULTI, which Redis refuses even for reads when its memory is full. For a prefix
+that `tracking_link` knows by that version, only the rest of the prompt is asked for; changes of its holders since
+Redis' last report may still be on their way (`docs/decisions/0006-tracked-blocks.md`).
 """
 
 import asyncio
@@ -12,11 +12,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvmesh.blocks.block_keys import KEY_BYTES, TOKEN_BYTES, BlockExtras, block_keys
+from kvmesh.blocks.block_keys import (
+    FIRST_BATCH,
+    KEY_BYTES,
+    LARGEST_BATCH,
+    TOKEN_BYTES,
+    BlockExtras,
+    DepthHints,
+    KnownBlockKeys,
+    PromptKeys,
+    block_keys,
+    next_batch,
+)
 from kvmesh.blocks.source import IndexStatus, SourceStatus
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.group_match import HeldRun
-from kvmesh.index.known_keys import FIRST_BATCH, LARGEST_BATCH, DepthHints, KnownBlockKeys, PromptKeys, next_batch
 from kvmesh.index.prefix_match import (
     NO_RUNS,
     MatchTable,
@@ -30,36 +40,35 @@ from kvmesh.index.prefix_match import (
     usable_tokens,
 )
 from kvmesh.index.tracking_link import TrackingLink
-from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.keys import pack_mget, parse_registry, parse_version
 from kvmesh.redis.link import RedisLink, mark_seen, pack
 from kvmesh.redis.protocol import RedisProtocol, array_of, run_id
 from kvmesh.redis.snapshot import ASK_VERSION, READ_AT_ONCE, read_snapshot
 
 SNAPSHOT_MAX_AGE_SECONDS = 1.0  # counts and the indexer's heartbeat may be this old; slots and states never are
-CONFLICT_LIMIT = 4  # a registry that changes between all round trips is not worth waiting for
+CONFLICT_LIMIT = 4  # attempts before a lookup fails because the registry changes between all round trips
 ASKED_BYTES = LARGEST_BATCH * KEY_BYTES  # of one MGET for groups of another block size
 
 _WHO = pack("INFO", "server")
 
 
 class PrefixIndexReader:
-    """Answers who holds a prompt's beginning; any number of lookups may run at a time. Raise RedisUrlError."""
+    """Finds the holders of a prompt's beginning; any number of lookups may run concurrently. Raise RedisUrlError."""
 
-    def __init__(self, *, url: RedisAccess | str, hash_seed: str, tracks: bool = False) -> None:
-        """`tracks`: have Redis report changes to recurring prefixes, and ask only for the rest."""
+    def __init__(self, *, url: str, hash_seed: str, tracks: bool = False) -> None:
+        """`tracks`: let Redis report changes to recurring prefixes, and ask only for the rest."""
         self.hash_seed = hash_seed
-        self.known_blocks = self.asked_blocks = 0  # of all lookups: not asked for because known, and asked for
+        self.known_blocks = self.asked_blocks = 0  # in all lookups: known without asking, and asked for
         self._tracking = TrackingLink(url) if tracks else None
         self._link = RedisLink(url, reads_only=True, greet=self._greet if tracks else None)
         self._known = KnownBlockKeys()
         self._hints = DepthHints()
         self._table: MatchTable | None = None
-        self._snapshot: tuple[list[Any], bool] | None = None  # that the table was made of
+        self._snapshot: tuple[list[Any], bool] | None = None  # the table's source
         self._read_at = 0.0  # loop time
-        self._version_reply: list[Any] = []  # the last one, and what it says
+        self._version_reply: list[Any] = []  # the last one, and the version in it
         self._version = b""
-        self._learns: list[_Search] = []  # what the next lookup must have learnt from
+        self._learns: list[_Search] = []  # lookups that the hints must learn before the next one
         self._refreshing: asyncio.Task[MatchTable] | None = None
 
     async def lookup(
@@ -75,12 +84,12 @@ class PrefixIndexReader:
         """Return each endpoint's longest cached prefix of a prompt.
 
         `tokens` is a buffer of little-endian uint32, `root` comes from `root_key`. A match never covers the last token:
-        vLLM computes at least that one anew. One round trip for a prompt that is cold or was seen before, two
-        or more for one that only others have seen. Set a deadline: cancelling leaves the reader usable.
-        `also` are packed commands of the caller that go along in the first round trip, on keys with our hash tag; what
-        Redis answers to them (`also_replies` values) is in the result as it is, and given to `on_replies` as soon as it
-        is there: the commands have been carried out, even if the lookup fails.
-        Raise IndexUnavailableError.
+        vLLM recomputes at least that one. It takes one round trip for a prompt that is cold or was seen before, two or
+        more for one that only others have seen. Set a deadline: cancelling leaves the reader usable.
+
+        `also` are packed commands of the caller that are sent with the first round trip, on keys with our hash tag.
+        Redis' answers to them (`also_replies` values) are in the result unchanged, and given to `on_replies` as soon as
+        they arrive: the commands have been executed, even if the lookup fails. Raise IndexUnavailableError.
         """
         usable = usable_tokens(tokens)
         passed = _PassedThrough(also, also_replies, on_replies) if also_replies else NOTHING_PASSED
@@ -111,7 +120,7 @@ class PrefixIndexReader:
         raise IndexUnavailableError("the sources changed during each of several attempts")
 
     def block_keys(self, tokens: bytes, *, root: bytes, block_size: int) -> bytes:
-        """Return the packed keys of a prompt's usable blocks, for a caller that must go on without an answer."""
+        """Return the packed keys of a prompt's usable blocks, for a caller that must continue without an answer."""
         usable = tokens[: usable_tokens(tokens) * TOKEN_BYTES]
         return self._known.keys(usable, block_size=block_size, parent=root)
 
@@ -120,7 +129,7 @@ class PrefixIndexReader:
         return (await self._refresh()).registry.sources()
 
     async def status(self) -> IndexStatus:
-        """Return the sources, whether an indexer is alive, and what could not be read. Raise IndexUnavailableError."""
+        """Return the sources, whether an indexer is alive, and unreadable records. Raise IndexUnavailableError."""
         return (await self._refresh()).registry.status()
 
     @property
@@ -143,13 +152,13 @@ class PrefixIndexReader:
         if table is not None:
             if now - self._read_at <= SNAPSHOT_MAX_AGE_SECONDS:
                 return table
-            self._read_at = now  # lookups that run meanwhile keep the old one instead of asking as well
+            self._read_at = now  # concurrent lookups keep the old one instead of asking as well
         # with thousands of streams it takes longer than a lookup may: later lookups find it done
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh(), name="index-registry")
             self._refreshing.add_done_callback(mark_seen)
         if table is not None and not has_failed and _is_large(table):
-            return table  # whether its slots and states are as they were is compared in any case
+            return table  # each lookup checks in any case whether its slots and states are current
         return await asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> MatchTable:
@@ -172,7 +181,7 @@ class PrefixIndexReader:
         more = extra(block_size) if extra is not None else None
         if more is None:
             return PromptKeys(self._known, tokens, block_size=block_size, parent=root, blocks=usable // block_size)
-        # what is remembered goes by tokens alone
+        # remembered keys depend on tokens alone
         keys = block_keys(memoryview(tokens)[: usable * TOKEN_BYTES], block_size=block_size, parent=root, extra=more)
         return _ComputedKeys(keys)
 
@@ -188,7 +197,7 @@ class PrefixIndexReader:
                 self.known_blocks += search.asked
             search.want(max(self._hints.first_batch(reached, blocks=keys.blocks) - search.asked, FIRST_BATCH))
         asking = [search for search in searches if search.wanted]
-        while True:  # at least once: with no source yet, the version tells whether there are any now
+        while True:  # at least once: without sources the version tells whether there are any now
             batches = [search.wanted for search in asking]
             self.asked_blocks += sum(map(len, batches)) // KEY_BYTES
             commands, replies = _commands(batches, passed)
@@ -215,9 +224,9 @@ class PrefixIndexReader:
         table: MatchTable,
         passed: "_PassedThrough",
     ) -> Mapping[int, Sequence[HeldRun]] | None:
-        """Ask who holds the blocks of groups whose size is not their stream's; None if the registry has changed.
+        """Find the holders of blocks of groups whose size is not their stream's; None if the registry has changed.
 
-        In a round trip of its own, because the matches of full attention bound what is worth asking for.
+        This takes a separate round trip, because full attention's matches limit which blocks are worth asking for.
         """
         batches: list[bytes] = []
         sizes: list[int] = []
@@ -242,7 +251,7 @@ class PrefixIndexReader:
     def _read(
         self, replies: list[Any], batches: Sequence[bytes], passed: "_PassedThrough"
     ) -> tuple[bytes | None, list[list[Run]]]:
-        """Return the version, None if it changed in between, and the batches' values."""
+        """Return the version (None if it changed in between) and the batches' values."""
         ours = len(batches) + 2
         if len(replies) > ours:
             passed.took(replies[ours:])
@@ -253,12 +262,12 @@ class PrefixIndexReader:
         ]
         if before != after:
             return None, runs
-        if before != self._version_reply:  # nearly always the one of the lookup before
+        if before != self._version_reply:  # nearly always the same as in the last lookup
             self._version_reply, self._version = before, parse_version(before)
         return self._version, runs
 
     def _learn(self) -> None:
-        """Learn how deep to ask for the next such prompts, once the callers of these lookups have gone on."""
+        """Learn how deep to ask for similar prompts, once the callers of these lookups have gone on."""
         for search in self._learns:
             keys, matched = search.keys.reach(search.keys.blocks), search.walk.blocks
             self._hints.learn(keys, matched=matched)
@@ -268,14 +277,14 @@ class PrefixIndexReader:
 
 
 def _commands(batches: Sequence[bytes], passed: "_PassedThrough") -> tuple[bytes, int]:
-    """Return what asks for the batches' values and the version that holds for all of them, and the replies to it."""
+    """Return the commands for the batches' values and the version that holds for all, and the number of replies."""
     more, more_replies = passed.pending()
     return b"".join((ASK_VERSION, *map(pack_mget, batches), ASK_VERSION, more)), len(batches) + 2 + more_replies
 
 
 @dataclass(frozen=True, slots=True)
 class _ComputedKeys:
-    """The keys of one prompt, all at hand; beside `PromptKeys`, whose methods see there."""
+    """The keys of one prompt, computed already; has the same methods as `PromptKeys`."""
 
     packed: bytes
 
@@ -291,7 +300,7 @@ class _ComputedKeys:
 
 
 class _Search:
-    """One prompt at one block size: its keys, how far they were asked for, and who holds them so far."""
+    """One prompt at one block size: its keys, how far they were asked for, and their holders so far."""
 
     __slots__ = ("asked", "block_size", "keys", "known", "walk", "wanted")
 
@@ -299,25 +308,25 @@ class _Search:
         self.block_size = block_size
         self.walk = walk
         self.keys = keys
-        self.known: Sequence[Run] = ()  # of the first blocks, which need not be asked for; until `walk` has them
-        self.asked = 0  # blocks, those known and those of `wanted` included
+        self.known: Sequence[Run] = ()  # of the first blocks, which need not be asked for; empty once `walk` has them
+        self.asked = 0  # blocks, including `known` and `wanted`
         self.wanted = b""  # packed keys to ask for now
 
     def want(self, blocks: int) -> None:
-        """Ask for so many blocks more, or as many as there are."""
+        """Ask for up to `blocks` more blocks."""
         end = min(self.asked + blocks, self.keys.blocks)
         self.wanted = self.keys.reach(end)[self.asked * KEY_BYTES : end * KEY_BYTES]
         self.asked = end
 
     def work_ahead(self) -> None:
-        """Do what needs no answer, while Redis works."""
+        """Do work that needs no answer, while Redis works."""
         if self.known:
             self.walk.feed(self.known)
             self.known = ()
         self.keys.reach(self.keys.blocks)
 
     def goes_on(self, runs: Iterable[Run]) -> bool:
-        """Take the values of what was wanted; want more and return True while any stream holds all so far."""
+        """Process the values of the wanted blocks; want more and return True while any stream holds all so far."""
         if not self.walk.feed(runs) or self.asked >= self.keys.blocks:
             return False
         self.want(next_batch(len(self.wanted) // KEY_BYTES))

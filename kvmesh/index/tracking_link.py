@@ -1,9 +1,9 @@
-"""Client-side caching: keeps who holds recurring prefixes, while Redis reports what changes.
+"""Client-side caching: keeps the holders of recurring prefixes, while Redis reports changes.
 
 RESP3 and CLIENT TRACKING, as in https://redis.io/docs/latest/develop/reference/client-side-caching/. The connection is
-one of its own: lookups neither wait for what is filled here nor read pushed messages, and where Redis does no tracking
-they go on asking for everything. A chunk is 64 blocks of a prompt that end at a multiple of 64 from its beginning;
-block keys are chained, so the last one names it.
+separate: lookups neither wait for its requests nor read pushed messages, and if Redis does not track they keep asking
+for everything. A chunk is 64 blocks of a prompt that end at a multiple of 64 from its beginning; block keys are
+chained, so the last one names the chunk.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from typing import Any
 from kvmesh.blocks.block_keys import KEY_BYTES
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.prefix_match import Run, runs_of
-from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.keys import pack_mget, parse_version
 from kvmesh.redis.link import RedisLink, checked, pack
 from kvmesh.redis.protocol import RedisProtocol, array_of, run_id
@@ -25,32 +24,32 @@ from kvmesh.redis.snapshot import ASK_VERSION
 
 CHUNK_BLOCKS = 64
 CHUNK_BYTES = CHUNK_BLOCKS * KEY_BYTES
-LIMIT = 1_024  # chunks: a million tokens at 16 a block, some 8 MB here and 9 MB of Redis (docs/reference/redis.md)
+LIMIT = 1_024  # chunks: a million tokens at 16 per block, about 8 MB here and 9 MB of Redis (docs/reference/redis.md)
 SEEN_LIMIT = 16_384  # chunks that were held once
-NEW_AT_ONCE = 16  # chunks of a lookup that are begun with: each of them costs 20 us
-MOST_RUNS = 256  # of a prompt that are kept together; values that alternate would take memory by the square
-SECOND_CHANCES = 16  # used chunks that are passed over to make room for a new one
+NEW_AT_ONCE = 16  # new chunks per lookup: each costs 20 us
+MOST_RUNS = 256  # of a prompt that are kept together; alternating values would take quadratic memory
+SECOND_CHANCES = 16  # used chunks spared in a row to make room for a new one
 NOTHING_KNOWN: tuple[Sequence[Run], int] = ((), 0)
 log = logging.getLogger(__name__)
-AT_ONCE = 8  # chunks an MGET: as many blocks as a lookup of 8,000 tokens
+AT_ONCE = 8  # chunks per MGET: as many blocks as a lookup of 8,000 tokens
 ASK_SECONDS = 0.5
-# When Redis answers, it has reported every change before. After longer than this the connection may be dead.
+# Redis answers only after it has reported every earlier change. After a longer silence the connection may be dead.
 BELIEVED_SECONDS = 2.0
 RETRY_SECONDS = 5.0
 _GREETING = pack("INFO", "server") + pack("HELLO", 3) + pack("CLIENT", "TRACKING", "ON")
 
 
 class TrackedChunk:
-    """64 blocks, and what Redis has of them."""
+    """64 blocks, and Redis' values for them."""
 
     __slots__ = ("as_of", "keys", "runs", "so_far", "was_used")
 
     def __init__(self, keys: bytes) -> None:
         self.keys = keys  # packed
-        self.runs: Sequence[Run] | None = None  # None: not answered yet
+        self.runs: Sequence[Run] | None = None  # None if not answered yet
         self.was_used = False  # since it was last considered for eviction
         self.so_far: Sequence[Run] = ()  # of the prompt from its beginning to here
-        self.as_of = -1  # how many had been dropped when this was put together
+        self.as_of = -1  # how many chunks had been dropped when `so_far` was computed
 
     def blocks(self) -> list[bytes]:
         """Return the keys one by one."""
@@ -62,10 +61,10 @@ class TrackedBlocks:
 
     def __init__(self, *, limit: int = LIMIT) -> None:
         self._limit = limit
-        self._chunks: OrderedDict[bytes, TrackedChunk] = OrderedDict()  # by their last keys, as they came
-        # prompts that part within a chunk have blocks in common; mostly a block is of one chunk, and a set is large
+        self._chunks: OrderedDict[bytes, TrackedChunk] = OrderedDict()  # by their last keys, in order of arrival
+        # prompts that diverge within a chunk share blocks; mostly a block is in one chunk, and a set is large
         self._of_block: dict[bytes, TrackedChunk | set[TrackedChunk]] = {}
-        self._seen: dict[bytes, None] = {}  # last keys of chunks that were held once, the oldest first
+        self._seen: dict[bytes, None] = {}  # last keys of chunks that were held once, oldest first
         self._wanted: dict[bytes, TrackedChunk] = {}  # by their last keys: not asked for yet
         self._dropped = 0
 
@@ -74,13 +73,13 @@ class TrackedBlocks:
         return len(self._of_block)
 
     def leading(self, keys: bytes) -> tuple[Sequence[Run], int]:
-        """Return the values of a prompt's first blocks, as far as they are known, and how many blocks that are.
+        """Return the known values of a prompt's first blocks, and how many blocks these are.
 
-        `keys`: packed, those of the prompt or of its beginning.
+        `keys`: packed, of the prompt or of its beginning.
         """
         chunks, dropped = self._chunks, self._dropped
         whole = len(keys) // CHUNK_BYTES * CHUNK_BYTES
-        for end in range(whole, 0, -CHUNK_BYTES):  # the deepest first: nearly always it was the last time's
+        for end in range(whole, 0, -CHUNK_BYTES):  # deepest first: nearly always it was the deepest last time
             chunk = chunks.get(keys[end - KEY_BYTES : end])
             if chunk is not None and chunk.runs is not None:
                 if chunk.as_of == dropped:
@@ -89,7 +88,7 @@ class TrackedBlocks:
         return self._put_together(keys, whole)
 
     def note(self, keys: bytes, *, held: int) -> bool:
-        """Note that the first `held` of these blocks are held; tell whether any chunks are to be asked for now."""
+        """Note that the first `held` of these blocks are held; tell whether there are chunks to ask for now."""
         new = 0
         for end in range(CHUNK_BYTES, held * KEY_BYTES + 1, CHUNK_BYTES):
             last = keys[end - KEY_BYTES : end]
@@ -107,11 +106,11 @@ class TrackedBlocks:
         return bool(self._wanted)
 
     def take_wanted(self, most: int) -> Sequence[TrackedChunk]:
-        """Return chunks to be asked for now; changes that Redis reports from here on drop them."""
+        """Return chunks to ask for now; changes that Redis reports from now on drop them."""
         return [self._wanted.pop(last) for last in list(islice(self._wanted, most))]
 
     def fill(self, chunk: TrackedChunk, values: Sequence[bytes | None]) -> None:
-        """Take Redis' answer. A chunk that has changed meanwhile was dropped, so its answer is not used."""
+        """Store Redis' answer. A chunk that has changed meanwhile was dropped, so its answer is not used."""
         chunk.runs = runs_of(values)
 
     def changed(self, keys: Iterable[bytes]) -> None:
@@ -125,13 +124,13 @@ class TrackedBlocks:
                     self._drop(chunk, last)
 
     def clear(self) -> None:
-        """Forget everything: changes are not reported any more, or everything has changed."""
+        """Forget everything: changes are no longer reported, or everything has changed."""
         self._chunks.clear()
         self._of_block.clear()
         self._wanted.clear()
 
     def _put_together(self, keys: bytes, whole: int) -> tuple[Sequence[Run], int]:
-        """Return what `leading` does, and keep it with the last chunk of it."""
+        """Return the result of `leading`, and keep it with its last chunk."""
         runs: list[Run] = []
         deepest = None
         known = 0
@@ -181,9 +180,9 @@ class TrackedBlocks:
 
 
 class TrackingLink:
-    """Fills `TrackedBlocks` and keeps them true. Raise RedisUrlError."""
+    """Fills `TrackedBlocks` and keeps them current. Raise RedisUrlError."""
 
-    def __init__(self, url: RedisAccess | str) -> None:
+    def __init__(self, url: str) -> None:
         self._blocks = TrackedBlocks()
         self._link = RedisLink(url, reads_only=True, stall_seconds=BELIEVED_SECONDS, greet=self._greet)
         self._protocol: RedisProtocol | None = None
@@ -196,9 +195,9 @@ class TrackingLink:
         self._trouble = ""
 
     def leading(self, keys: bytes, *, version: bytes, now: float) -> tuple[Sequence[Run], int]:
-        """Return what is known of the first blocks of these packed keys at `now` (loop time), and of how many.
+        """Return the known values of the first blocks of these packed keys at `now` (loop time), and their number.
 
-        `version`: of the registry by which the values will be read. Values that were read before a slot got another
+        `version`: of the registry that reads the values. Values that were read before a slot changed its
         meaning must not be used.
         """
         if now >= self._believed_until:
@@ -226,7 +225,7 @@ class TrackingLink:
         self._server_of_lookups = server
         self._forget()
         if self._protocol is not None:
-            self._protocol.abort()  # the next one goes where lookups go
+            self._protocol.abort()  # the next one goes to the same server as the lookups
 
     async def close(self) -> None:
         """Close the connection."""
@@ -239,7 +238,7 @@ class TrackingLink:
             await self._link.close()
 
     def _pushed(self, message: Sequence[Any]) -> None:
-        """Take what Redis says unasked: keys that have changed, or None for all of them."""
+        """Handle a pushed message: the keys that have changed, or None for all keys."""
         if message[0] != b"invalidate":
             return
         if message[1] is None:
@@ -248,7 +247,7 @@ class TrackingLink:
             self._blocks.changed([key[-KEY_BYTES:] for key in message[1]])
 
     def _forget(self) -> None:
-        """Forget everything: changes are not reported any more."""
+        """Forget everything: changes are no longer reported."""
         self._believed_until = 0.0
         self._blocks.clear()
 
@@ -279,13 +278,13 @@ class TrackingLink:
             except Exception:
                 log.exception("what Redis reported of known prefixes could not be read")
                 self._note_trouble("a defect")
-            self._forget()  # what was asked for, too
+            self._forget()  # including the requested chunks
             if self._protocol is not None:
                 self._protocol.abort()
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _ask(self) -> None:
-        """Ask for all wanted chunks, and for the version up to which changes have been reported."""
+        """Ask for all wanted chunks, and for the version of the last reported change."""
         loop = asyncio.get_running_loop()
         while True:
             chunks = self._blocks.take_wanted(AT_ONCE)
@@ -305,7 +304,7 @@ class TrackingLink:
                 return
 
     def _note_trouble(self, trouble: str) -> None:
-        """Log when it begins and ends, not each attempt."""
+        """Log when the trouble begins and ends, not each attempt."""
         if trouble and not self._trouble:
             log.warning("known prefixes are asked for with every request, too: %s", trouble)
         elif self._trouble and not trouble:

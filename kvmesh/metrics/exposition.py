@@ -1,30 +1,30 @@
-"""The two forms in which a page of metrics is given, and which of them a client's Accept header asks for.
+"""The two formats of a metrics page, and the choice between them by a client's Accept header.
 
-OpenMetrics has what the older text format has, and exemplars besides: the trace of one request that fell into a bucket.
-Formats: https://prometheus.io/docs/specs/om/open_metrics_spec/ and
+OpenMetrics has all of the older text format, and exemplars in addition: the trace of one request in a bucket. Formats:
+https://prometheus.io/docs/specs/om/open_metrics_spec/ and
 https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 """
 
 from enum import Enum
 
 OPENMETRICS_TYPE = "application/openmetrics-text"
-OPENMETRICS_VERSIONS = ("", "1.0.0")  # of the Accept header; what other versions read, is not promised
+OPENMETRICS_VERSIONS = ("", "1.0.0")  # of the Accept header; other versions may read something else
 
 
 class Form(Enum):
-    """How a page is written; the value is its content type."""
+    """The format of a page; the value is its content type."""
 
     TEXT = "text/plain; version=1.0.0; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
     @property
     def end(self) -> bytes:
-        """What the whole page ends with: a reader of OpenMetrics takes a page without it for cut off."""
+        """The end of the whole page: a reader of OpenMetrics takes a page without it for truncated."""
         return b"# EOF\n" if self is Form.OPENMETRICS else b""
 
 
 def form_for(accept: str) -> Form:
-    """Return OpenMetrics where the client names it and likes nothing else of ours better, else the text format."""
+    """Return OpenMetrics if the client names it and prefers none of our other formats, else the text format."""
     openmetrics = text = 0.0
     for entry in accept.split(","):
         media_type, *parameters = (part.strip() for part in entry.split(";"))

@@ -1,14 +1,11 @@
-"""Declarations of metrics, and the table of them in docs/reference/metrics.md.
+"""Declarations of metrics, and their table in docs/reference/metrics.md.
 
-Each process declares its metrics in one module; a registry shows nothing that is not declared.
+Each process declares its metrics in one module; a registry shows only declared ones.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-
-TABLE_HEAD = "| metric | type | unit | labels | what it means | over replicas |\n|---|---|---|---|---|---|"
-UNITS = ("seconds", "bytes", "tokens", "blocks", "requests", "ratio", "money")
 
 
 class Kind(StrEnum):
@@ -22,20 +19,20 @@ class Kind(StrEnum):
 class Over(StrEnum):
     """How the series of several replicas of a process are combined."""
 
-    SUM = "add up"  # each replica counts its own part
-    EACH = "each shows it"  # every replica shows the same thing
-    ONE = "one shows it"  # the replica that follows the stream
+    SUM = "sum"  # each replica counts its own part
+    EACH = "same"  # every replica shows the same thing
+    ONE = "one"  # the replica that follows the stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One metric."""
 
-    name: str  # as queries have it: a counter's ends with _total
+    name: str  # as in queries: a counter's ends with _total
     kind: Kind
-    text: str  # what it means
+    text: str  # the meaning
     labels: tuple[str, ...] = ()
-    bounds: tuple[float, ...] = ()  # of a histogram's buckets, ascending, without the last one, which has none
+    bounds: tuple[float, ...] = ()  # upper bounds of a histogram's buckets, ascending; the last bucket has none
     over: Over = Over.SUM
 
 
@@ -55,15 +52,16 @@ def histogram(name: str, text: str, *labels: str, bounds: tuple[float, ...], ove
 
 
 # of every process
-BUILD = gauge("kvmesh_build_info", "Which release this process is.", "process", "python", "version", over=Over.EACH)
+BUILD = gauge("kvmesh_build_info", "Release of this process.", "process", "python", "version", over=Over.EACH)
 
 
 def metrics_table(metrics: Iterable[Metric]) -> str:
-    """Return the metrics as a Markdown table, sorted by name."""
-    lines = [TABLE_HEAD]
+    """Return the metrics as a Markdown table, sorted by name; the type names an unusual combination of replicas."""
+    lines = ["| metric | type | labels | meaning |\n|---|---|---|---|"]
     for metric in sorted(metrics, key=lambda metric: metric.name):
         labels = ", ".join(f"`{label}`" for label in sorted(metric.labels))
-        unit = next((unit for unit in UNITS if unit in metric.name.split("_")), "")
         text = metric.text.replace("|", "\\|")
-        lines.append(f"| `{metric.name}` | {metric.kind} | {unit} | {labels} | {text} | {metric.over} |")
+        usual = Over.EACH if metric.kind is Kind.GAUGE else Over.SUM
+        kind = metric.kind if metric.over is usual else f"{metric.kind}, {metric.over}"
+        lines.append(f"| `{metric.name}` | {kind} | {labels} | {text} |")
     return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
-"""What a process shows of itself beside its work: CPU, memory, files, garbage collections, and its version.
+"""A process's metrics about itself: CPU, memory, files, garbage collections, and its version.
 
-Names and meanings are those that Prometheus' own client libraries give every process:
+Names and meanings as in Prometheus' own client libraries:
 https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics
 """
 
@@ -27,21 +27,18 @@ COLLECTIONS = counter("python_gc_collections_total", "Number of times this gener
 
 
 def show_process(registry: Registry, *, process: str) -> None:
-    """Show this process there; `process` is its part in kvmesh."""
-    registry.read(lambda: (*_build(process), *_process(), *_collector()))
-
-
-def _build(process: str) -> Reading:
-    return [(BUILD, [((process, platform.python_version(), release()), 1.0)])]
+    """Show this process in the registry; `process` is its role in kvmesh."""
+    build = (BUILD, [((process, platform.python_version(), release()), 1.0)])
+    registry.read(lambda: (build, *_process(), *_collector()))
 
 
 def _process() -> Reading:
-    """Read /proc (https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html); nothing where there is none."""
+    """Read /proc (https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html); return nothing without one."""
     try:
         booted_at = next(
             float(line[6:]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime ")
         )
-        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()  # the name before may hold spaces
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()  # the name before may contain spaces
         open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only their number
     except (OSError, StopIteration):
         return ()

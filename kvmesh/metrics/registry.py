@@ -1,8 +1,8 @@
-"""Counts, and shows what was counted in Prometheus' text format or in OpenMetrics.
+"""Counts, and shows the counts in Prometheus' text format or in OpenMetrics.
 
-A series is a plain number: `family.of("a").value += 1` takes some 90 ns, and 20 where the series is kept. One thread
+A series is a plain number: `family.of("a").value += 1` takes about 90 ns, and 20 if the series is kept. One thread
 counts. The page may be made in turns of the event loop (`MetricsPage`), or by another thread (`Registry.text`).
-docs/decisions/0008-one-way-to-count.md says why this is not a library's.
+docs/decisions/0008-one-way-to-count.md says why no library does this.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from kvmesh.metrics.exposition import Form
 from kvmesh.metrics.metric import Kind, Metric
 
-LINES_AT_ONCE = 100  # less than a millisecond
+LINES_AT_ONCE = 100  # takes less than a millisecond
 TURN_SECONDS = 0.002
 SPECIAL = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 
@@ -33,8 +33,8 @@ class Value:
         self.created_at = time.time()
         self.value = 0.0
 
-    def lines(self, name: str, label: str, form: Form) -> Iterable[str]:  # noqa: ARG002 - as of histograms
-        """Return its lines of the page; `label` is put before its own."""
+    def lines(self, name: str, label: str, form: Form) -> Iterable[str]:  # noqa: ARG002 - as in `Histogram`
+        """Return the series' lines of the page; `label` is put before its own labels."""
         return (f"{name}{_braces(label, self.labels)} {_number(self.value)}\n",)
 
 
@@ -52,7 +52,7 @@ class Histogram:
         self.exemplars: dict[int, str] = {}  # by bucket, the last one, as OpenMetrics writes it
 
     def observe(self, value: float, trace_id: str = "") -> None:
-        """Count one observation; a bucket's bound belongs to the bucket. `trace_id`: of its request, "" for none."""
+        """Count one observation; a bucket's bound belongs to the bucket. `trace_id`: of its request, or ""."""
         bucket = bisect_left(self.bounds, value)
         self.counts[bucket] += 1
         self.sum += value
@@ -60,7 +60,7 @@ class Histogram:
             self.exemplars[bucket] = f' # {{trace_id="{trace_id}"}} {_number(value)} {_number(time.time())}'
 
     def lines(self, name: str, label: str, form: Form) -> Iterable[str]:
-        """Return its lines of the page; `label` is put before its own."""
+        """Return the series' lines of the page; `label` is put before its own labels."""
         labels, cumulative = _braces(label, self.labels), tuple(accumulate(self.counts))
         before = f"{name}_bucket{{{labels[1:-1]}," if labels else f"{name}_bucket{{"
         bounds = (*map(_number, self.bounds), "+Inf")
@@ -69,7 +69,7 @@ class Histogram:
         if min(self.bounds, default=0.0) >= 0:
             totals += (f"{name}_sum{labels} {_number(self.sum)}\n",)
         elif form is Form.OPENMETRICS:
-            totals = ()  # it has both or neither: where observations may be negative, their sum may fall
+            totals = ()  # OpenMetrics has both or neither: if observations may be negative, their sum may fall
         buckets = enumerate(zip(bounds, cumulative, strict=True))
         return (
             *(f'{before}le="{bound}"}} {_number(n)}{shown.get(at, "")}\n' for at, (bound, n) in buckets),
@@ -89,9 +89,9 @@ class Family(Generic[S]):
         self._make: Callable[[Metric, tuple[str, ...]], S] = make
 
     def of(self, *values: str) -> S:
-        """Return the series of these labels' values, in the order of their declaration; it is shown from now on.
+        """Return the series with these label values, in the order of their declaration; it is shown from now on.
 
-        Raise ValueError if there are not as many values as labels.
+        Raise ValueError if the numbers of values and labels differ.
         """
         found = self.series.get(values)
         return found if found is not None else self.series.setdefault(values, self._make(self.metric, values))
@@ -101,15 +101,15 @@ class Family(Generic[S]):
         self.series.pop(values, None)
 
     def drop(self, label: str, gone: Collection[str]) -> None:
-        """Drop all series in which the label has one of these values."""
+        """Drop all series whose label has one of the values `gone`."""
         at = self.metric.labels.index(label)
         for values in [values for values in self.series if values[at] in gone]:
             del self.series[values]
 
     def shown(self, label: str, *, created: bool, form: Form) -> Iterator[tuple[bytes, Iterator[str]]]:
-        """Yield the comment and the lines of the metric, then those of the times at which its series began.
+        """Yield the comment and the lines of the metric, then its series' start times.
 
-        In OpenMetrics these times are part of the metric, each beside its series.
+        In OpenMetrics the start times are part of the metric, each next to its series.
         """
         metric, series = self.metric, self.series.copy()  # another thread may count meanwhile
         name = f"{family_name(metric)}_created"
@@ -129,7 +129,7 @@ class Family(Generic[S]):
 
 
 class Registry:
-    """The metrics of one part of a process; several registries may be one page."""
+    """The metrics of one part of a process; several registries may form one page."""
 
     def __init__(self) -> None:
         self._families: dict[str, Family[Value] | Family[Histogram]] = {}
@@ -144,11 +144,17 @@ class Registry:
         return self._add(Family(metric, Histogram))
 
     def read(self, read: Callable[[], Reading]) -> None:
-        """Show what `read` returns at the time of each page.
+        """Show the result of `read` on each page.
 
-        The loop may turn between two rows, so they must not be taken from a dictionary that changes meanwhile.
+        The event loop may turn between two rows, so they must not be taken from a dictionary that changes meanwhile.
         """
         self._sources.append(read)
+
+    def drop(self, label: str, gone: Collection[str]) -> None:
+        """Drop all series that have one of the values `gone` for this label."""
+        for family in self._families.values():
+            if label in family.metric.labels:
+                family.drop(label, gone)
 
     def _add(self, family: Family[S]) -> Family[S]:
         if self._families.setdefault(family.metric.name, family) is not family:
@@ -159,9 +165,10 @@ class Registry:
     def pieces(
         self, *, label: str = "", created: bool = False, form: Form = Form.TEXT
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the comment and the lines of one metric after the other, LINES_AT_ONCE lines at most a time.
+        """Yield the comment and the lines of one metric after the other, at most LINES_AT_ONCE lines at a time.
 
-        `label`: put first into each series, as `name="value"`. `created`: also show when counters and histograms began.
+        `label`: put first into each series, as `name="value"`. `created`: also show the start times of counters and
+        histograms.
         """
         for source in tuple(self._sources):
             if isinstance(source, Family):
@@ -184,7 +191,7 @@ class Registry:
 class MetricsPage:
     """One page of several registries, which has each metric once; made in turns of the event loop.
 
-    With hundreds of endpoints a page takes some ten milliseconds, for which picks would have to wait.
+    With hundreds of endpoints a page takes about ten milliseconds; picks would have to wait.
     """
 
     def __init__(self, form: Form = Form.TEXT, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -193,7 +200,7 @@ class MetricsPage:
         self._clock = clock
 
     async def add(self, registry: Registry, **labels: str) -> None:
-        """Add the metrics of a registry, with this label in each series, if one is given."""
+        """Add the metrics of a registry, with this label in each series, if given."""
         label, began = ",".join(_pairs(labels.items())), self._clock()
         for comment, lines in registry.pieces(label=label, form=self._form):
             self.take(comment, lines)
@@ -220,7 +227,7 @@ def _lines(metric: Metric, rows: Rows, label: str) -> Iterator[str]:
 
 
 def family_name(metric: Metric) -> str:
-    """Return the name that OpenMetrics has for all samples of a metric: a counter's without its _total."""
+    """Return OpenMetrics' name for all samples of a metric: a counter's without its _total."""
     return metric.name.removesuffix("_total") if metric.kind is Kind.COUNTER else metric.name
 
 

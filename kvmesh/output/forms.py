@@ -1,7 +1,6 @@
-"""The form in which a command prints what it has found: for people, as JSON, or as YAML.
+"""The output format of a command: for people, as JSON, or as YAML.
 
-A command takes `output: Output = OutputForm.TABLE` and `json: AsJson = False`, the name from before there were forms.
-"""
+A command takes `output: Output = OutputForm.TABLE` and `json:"""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from kvmesh.errors import SettingError
+from kvmesh.plain_text import plain_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +18,7 @@ WIDE_ENOUGH = 100_000  # columns: a line for a program is not broken
 
 
 class OutputForm(StrEnum):
-    """How something is printed."""
+    """The output format."""
 
     TABLE = "table"
     JSON = "json"
@@ -28,26 +27,18 @@ class OutputForm(StrEnum):
 
 Output = Annotated[
     OutputForm,
-    typer.Option("--output", "-o", help="How it is printed: for people, or as JSON or YAML with stable field names."),
+    typer.Option("--output", "-o", help="Output format: table for people, JSON or YAML with stable field names."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", hidden=True, help="As -o json.")]
-
-
-def chosen_form(output: OutputForm, *, json: bool) -> OutputForm:
-    """Return the form that two options ask for. Raise SettingError where they differ."""
-    if json and output is OutputForm.YAML:
-        raise SettingError("--json means -o json: leave it out beside -o yaml")
-    return OutputForm.JSON if json else output
 
 
 def in_form(value: Any, form: OutputForm) -> str:
     """Return data as a document for programs, ending without a line break."""
     if form is OutputForm.YAML:
-        import yaml  # noqa: PLC0415  few ask for it
+        import yaml  # noqa: PLC0415  rarely used
 
         plain = msgspec.to_builtins(value)
         return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=float("inf"))).rstrip("\n")
-    return msgspec.json.format(msgspec.json.encode(value)).decode()
+    return plain_json(msgspec.json.format(msgspec.json.encode(value))).decode()
 
 
 def print_data(value: Any, form: OutputForm) -> None:
@@ -56,7 +47,7 @@ def print_data(value: Any, form: OutputForm) -> None:
 
 
 def people_console() -> "Console":
-    """Return what prints tables: as wide as the terminal, and where there is none, as wide as the table."""
+    """Return a console for tables: as wide as the terminal, or without one as wide as the table."""
     from rich.console import Console  # noqa: PLC0415  heavy
 
     console = Console(highlight=False)
@@ -66,7 +57,7 @@ def people_console() -> "Console":
 
 
 def print_below(console: "Console", head: "Text", text: "Text") -> None:
-    """Print a text beside what it belongs to, wrapped at words, each line below the one before."""
+    """Print `text` to the right of `head`, wrapped at words, with all lines aligned."""
     margin = len(head.plain)
     for number, line in enumerate(text.wrap(console, max(console.width - margin, margin))):
         line.rstrip()

@@ -1,1 +1,1 @@
-"""GETs a pod's pages and reads what they say."""
+"""GETs and reads a pod's pages."""

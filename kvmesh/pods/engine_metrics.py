@@ -1,20 +1,19 @@
 """Reads a pod's page of metrics: the few of its thousand lines that routing, findings and latencies need. No I/O.
 
-`engine_profiles` has the names. Most have a series for each data-parallel rank of the pod. What is missing or
-unreadable is None, 0 or empty. Each function finds its lines with one regular expression in one pass, which takes half
-of the time of a search for each name: some 50 us for a load.
+`engine_profiles` has the names. Most have a series for each data-parallel rank of the pod. Missing and unreadable
+values are None, 0 or empty. Each function finds its lines with one regular expression in one pass, which takes half of
+the time of a search for each name: about 50 us for a load.
 
-A pod may answer anything. So a page is read in steps of some hundred microseconds (`page_steps`), in time and memory
-that grow with its length alone, and one beyond the limits raises UnreadablePageError.
+A pod may answer anything. So a page is read in steps of a few hundred microseconds (`page_steps`), in time and memory
+that grow with its length alone; a page beyond the limits raises UnreadablePageError.
 """
 
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from math import inf, isnan
 
 from kvmesh.pods.engine_profiles import PROFILES, Adapters, Choices, EngineProfile, Sum
-from kvmesh.pods.page_series import (
+from kvmesh.pods.metrics_page import (
     LABELS_BYTES,
     LARGEST_COUNT,
     STEP_BYTES,
@@ -23,26 +22,22 @@ from kvmesh.pods.page_series import (
     labels_of,
     lines_of,
     pieces,
-    plain,
+    read_histograms,
     read_series,
 )
 from kvmesh.pods.page_steps import Steps
 from kvmesh.pods.pod_report import EndpointLoad, EngineCounters, PodHistogram, PodReport
 
 Found = Mapping[bytes, list[Series]]
-MOST_MODEL_CHARACTERS = 200  # of a name that becomes a label
-MOST_BUCKETS = 100  # of one histogram
-MOST_MODELS = 8  # of one pod; engines name one
 MOST_ENGINES = 1024
-LONGEST_NUMBER = 15  # digits, of a label
+LONGEST_NUMBER = 15  # digits of a number in a label
 BUCKET, SUM, COUNT, TOTAL = b"_bucket", b"_sum", b"_count", b"_total"
-LE, MODEL = b"le", b"model_name"
 _STARTED = re.compile(rb"\n(process_start_time_seconds)(?:\{([^\n]*)\})?[ \t]++(\S++)")
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """What finds a profile's lines."""
+    """The patterns that find a profile's lines."""
 
     profile: EngineProfile
     load: re.Pattern[bytes]
@@ -51,7 +46,7 @@ class _Reader:
     rank: re.Pattern[bytes]
     replicas: re.Pattern[bytes] | None
     parts: re.Pattern[bytes] | None
-    parted: frozenset[bytes]  # names that may have parts
+    parted: frozenset[bytes]  # names that may have series for parts
     in_blocks: re.Pattern[bytes] | None
 
 
@@ -63,7 +58,7 @@ def _reader(profile: EngineProfile) -> _Reader:
     load = {
         *_names_of(profile.running, profile.kv_usage, profile.queried_tokens, profile.hit_tokens, profile.preemptions),
         *_names_of(profile.capacity_tokens, profile.block_tokens, profile.blocks),
-        *_names_of((profile.waiting, profile.fetching, profile.moved_bytes), profile.fetched_tokens),
+        *_names_of((profile.waiting, profile.fetching, profile.moved_bytes, profile.awake), profile.fetched_tokens),
         *(name + SUM for name in fetches),
         *(name + end for name in (*histograms, *filter(None, prefill)) for end in (SUM, COUNT)),
         *infos,
@@ -99,7 +94,7 @@ _READERS = tuple(map(_reader, PROFILES))
 
 
 def parse_load(text: bytes, *, reported_at: float) -> Steps[EndpointLoad | None]:
-    """Read the load, or return None where the queue or the KV use is missing; `reported_at` in monotonic seconds.
+    """Read the load, or return None if the queue or the KV use is missing; `reported_at` in monotonic seconds.
 
     Counts are summed over the pod's engines, the KV use is their mean. Raise UnreadablePageError.
     """
@@ -151,12 +146,14 @@ def parse_load(text: bytes, *, reported_at: float) -> Steps[EndpointLoad | None]
         fetched_tokens=_count(found, profile.fetched_tokens),
         fetched_bytes=total(profile.fetched_bytes + SUM),
         fetch_seconds_sum=total(profile.fetch_seconds + SUM),
+        caches_prefixes=not (info := profile.cache_info) or not _says_no(found.get(info.name, ()), info.caches),
+        is_asleep=any(value == 0.0 for _, value in _series(found, profile.awake)),
         shows_last_step=profile.shows_last_step,
     )
 
 
 def parse_pod_report(text: bytes, *, scraped_at: float) -> Steps[PodReport]:
-    """Read what the pod's events can be checked against; `scraped_at` in monotonic seconds.
+    """Read the facts to check the pod's events against; `scraped_at` in monotonic seconds.
 
     Raise UnreadablePageError.
     """
@@ -188,7 +185,7 @@ def parse_pod_report(text: bytes, *, scraped_at: float) -> Steps[PodReport]:
 
 
 def parse_started_at(text: bytes) -> Steps[float | None]:
-    """Return when the API server's process started, in its unix seconds; None if it does not say, or several do.
+    """Return when the API server's process started, in unix seconds by its own clock; None without a single value.
 
     Raise UnreadablePageError.
     """
@@ -198,9 +195,9 @@ def parse_started_at(text: bytes) -> Steps[float | None]:
 
 
 def parse_latencies(text: bytes) -> Steps[tuple[Mapping[str, PodHistogram], Mapping[str, PodHistogram]]]:
-    """Return the histograms of the time to the first token and of that between tokens, by the pod's `model_name`.
+    """Return the histograms of the time to the first token and of the time between tokens, by the pod's `model_name`.
 
-    Summed over the pod's engines; a histogram that is not whole is left out. Costs about 0.1 ms a page. Raise
+    Summed over the pod's engines; an incomplete histogram is left out. Costs about 0.1 ms per page. Raise
     UnreadablePageError.
     """
     reader = yield from _reader_of(text)
@@ -210,12 +207,12 @@ def parse_latencies(text: bytes) -> Steps[tuple[Mapping[str, PodHistogram], Mapp
     histograms = []
     for names in (reader.profile.first_token, reader.profile.inter_token):
         name = _histogram_name(found, names, BUCKET)
-        histograms.append((yield from _histograms(found.get(name + BUCKET, ()), found.get(name + SUM, ()))))
+        histograms.append((yield from read_histograms(found.get(name + BUCKET, ()), found.get(name + SUM, ()))))
     return histograms[0], histograms[1]
 
 
 def _reader_of(text: bytes) -> Steps[_Reader | None]:
-    """Return the reader for the engine that shows itself on the page; None where none that is known does."""
+    """Return the reader of the engine that the page shows; None for no known engine."""
     for begin, end in pieces(text):
         if begin:
             yield
@@ -226,7 +223,7 @@ def _reader_of(text: bytes) -> Steps[_Reader | None]:
 
 
 def _own(reader: _Reader, found: dict[bytes, list[Series]]) -> Steps[Found]:
-    """Leave out series that are parts of others, and of those that tell the same all but the greatest."""
+    """Leave out series that are parts of others, and of replicas all but the greatest."""
     replicas, parts = reader.replicas, reader.parts
     if replicas is None or parts is None:
         return found
@@ -253,13 +250,13 @@ def _of(found: Found, name: bytes, label: bytes) -> Collection[Series]:
 
 
 def _series(found: Found, sources: Sum) -> Collection[Series]:
-    if len(sources) == 1:  # as nearly all are
+    if len(sources) == 1:  # the usual case
         return _of(found, *sources[0])
     return [each for name, label in sources for each in _of(found, name, label)]
 
 
 def _present(found: Found, choices: Choices) -> Collection[Series]:
-    """Return the series of the first choice that is there."""
+    """Return the series of the first choice that is on the page."""
     for sources in choices:
         if series := _of(found, *sources[0]):
             return series if len(sources) == 1 else _series(found, sources)
@@ -275,7 +272,7 @@ def _count(found: Found, choices: Choices) -> int:
 
 
 def _whole(series: Collection[Series]) -> int:
-    if len(series) == 1:  # as nearly all are
+    if len(series) == 1:  # the usual case
         ((_, value),) = series
         return int(value)
     return min(sum([int(value) for _, value in series]), LARGEST_COUNT)
@@ -293,8 +290,12 @@ def _counts_blocks(in_blocks: re.Pattern[bytes], text: bytes) -> Steps[bool]:
     return False
 
 
+def _says_no(series: Collection[Series], label: bytes) -> bool:
+    return bool(label) and any(label + b'="False"' in labels for labels, _ in series)
+
+
 def _capacity(profile: EngineProfile, found: Found) -> Steps[int | None]:
-    """Return the tokens that the pod's KV cache takes, over all engines: blocks x block size."""
+    """Return the capacity of the pod's KV cache in tokens, over all engines: blocks x block size."""
     tokens = 0
     if (info := profile.cache_info) is not None and info.name in found:
         names = info.block_tokens, info.blocks
@@ -318,7 +319,7 @@ def _numbers(config: list[dict[bytes, bytes]], names: tuple[bytes, ...]) -> set[
 def _adapters(named: Adapters | None, found: Found) -> tuple[frozenset[str], frozenset[str], int | None]:
     """Return the LoRA adapters that run and wait, and how many may be loaded.
 
-    The gauge has a series for each combination that there has been; its value is the time, so the greatest is now.
+    The gauge has a series for each combination so far; its value is the time, so the greatest is the current one.
     """
     if named is None:
         return frozenset(), frozenset(), None
@@ -337,7 +338,7 @@ def _names(text: bytes) -> frozenset[str]:
 
 
 def _engines(reader: _Reader, found: Found, *, tokens_each: int) -> Steps[dict[int, EngineCounters] | None]:
-    """Return the counters by engine, or None where the decisive ones are missing; `tokens_each`: of a query or hit."""
+    """Return the counters by engine, or None if essential ones are missing; `tokens_each`: per query or hit."""
     profile = reader.profile
 
     def of(series: Iterable[Series]) -> Steps[dict[int, int]]:
@@ -360,7 +361,7 @@ def _engines(reader: _Reader, found: Found, *, tokens_each: int) -> Steps[dict[i
     if not prompts or prompts.keys() != prefills.keys() or len(prompts) > MOST_ENGINES:
         return None
     if not running.keys() <= prompts.keys():
-        return None  # tokens are counted for all engines together: which of them computed them is not known
+        return None  # tokens are counted for all engines together: it is unknown which of them computed them
     cached = yield from of(_present(found, profile.cached_tokens))
     generated = yield from of(_present(found, profile.generated_tokens))
     waiting = yield from of(_series(found, profile.waiting))
@@ -378,40 +379,3 @@ def _engines(reader: _Reader, found: Found, *, tokens_each: int) -> Steps[dict[i
         )
         for engine in prompts
     }
-
-
-def _histograms(buckets: Collection[Series], sums: Collection[Series]) -> Steps[Mapping[str, PodHistogram]]:
-    counts: dict[bytes, dict[float, float]] = {}  # model -> bound -> observations up to it
-    read = 0
-    for written, count in buckets:
-        labels = labels_of(written, (LE, MODEL))
-        bound, model = _bound(labels.get(LE, b"")), labels.get(MODEL, b"")
-        of_model = counts.setdefault(model, {}) if model in counts or len(counts) < MOST_MODELS else {}
-        if bound is not None and len(of_model) < MOST_BUCKETS:
-            of_model[bound] = of_model.get(bound, 0.0) + count
-        read += LABELS_BYTES + len(written)
-        if read > STEP_BYTES:
-            read = 0
-            yield
-    seconds: dict[bytes, float] = {}
-    of_sums = yield from label_sets(sums, (MODEL,))
-    for labels, (_, some) in zip(of_sums, sums, strict=True):
-        model = labels.get(MODEL, b"")
-        seconds[model] = seconds.get(model, 0.0) + some
-    found: dict[str, PodHistogram] = {}
-    for model, of_model in counts.items():
-        bounds = tuple(sorted(of_model))
-        cumulative = tuple(of_model[bound] for bound in bounds)
-        if model in seconds and bounds[-1:] == (inf,) and cumulative == tuple(sorted(cumulative)):
-            found[plain(model)[:MOST_MODEL_CHARACTERS]] = PodHistogram(
-                bounds=bounds, counts=cumulative, seconds=seconds[model]
-            )
-    return found
-
-
-def _bound(text: bytes) -> float | None:
-    try:
-        bound = float(text)
-    except ValueError:
-        return None
-    return None if isnan(bound) or bound < 0 else bound

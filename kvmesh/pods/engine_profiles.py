@@ -18,14 +18,14 @@ METRICS_PATHS = ("/metrics", "/prometheus/metrics")  # tried in this order; a po
 
 
 class Source(NamedTuple):
-    """A metric, or those of its series that have a label as it is written here."""
+    """A metric, or its series with this label, as written on the page."""
 
     name: bytes
     label: bytes = b""
 
 
-Sum = tuple[Source, ...]  # added up; it is there if its first source is
-Choices = tuple[Sum, ...]  # of which the first that is there counts
+Sum = tuple[Source, ...]  # summed up; present if its first source is
+Choices = tuple[Sum, ...]  # the first one present counts
 
 
 def _sum(*names: str) -> Sum:
@@ -33,24 +33,24 @@ def _sum(*names: str) -> Sum:
 
 
 def _either(*names: str) -> Choices:
-    """Names of one metric, the newest first."""
+    """Return the names of one metric, newest first."""
     return tuple(_sum(name) for name in names)
 
 
 class CacheInfo(NamedTuple):
-    """A metric whose labels tell of the cache."""
+    """A metric whose labels describe the cache."""
 
     name: bytes
     block_tokens: bytes
     blocks: bytes
-    # a block is cached once it is that full; the largest counts. And sizes that events may rightly have besides
+    # a block is cached once it has this many tokens; the largest counts. `finer_sizes`: other valid sizes in events
     sizes: tuple[bytes, ...]
     finer_sizes: tuple[bytes, ...] = ()
     caches: bytes = b""  # "True" or "False": whether prefixes are cached
 
 
 class Adapters(NamedTuple):
-    """A metric whose labels tell of LoRA adapters."""
+    """A metric whose labels describe LoRA adapters."""
 
     name: bytes
     most: bytes
@@ -60,22 +60,23 @@ class Adapters(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
-    """How one engine shows what is read of it. Histograms are named without `_sum` and the like."""
+    """How one engine shows the values that we read. Histograms are named without `_sum` and similar suffixes."""
 
     name: str
     prefix: bytes  # of all its names
-    waiting: Sum  # requests that are not computed yet, in whatever queue
+    waiting: Sum  # requests that are not computed yet, in any queue
     running: Choices
-    kv_usage: Choices  # a share of 1, whatever the name says
+    kv_usage: Choices  # a fraction of 1, whatever the name says
     queried_tokens: Choices  # of prompts, looked up in the prefix cache
     hit_tokens: Choices  # of these, found
     prompt_tokens: Choices
     cached_tokens: Choices
     generated_tokens: Choices
-    first_token: tuple[bytes, ...]  # histograms of seconds, the newest name first
+    first_token: tuple[bytes, ...]  # histograms of seconds, newest name first
     inter_token: tuple[bytes, ...]
     cache_info: CacheInfo | None = None
-    fetching: Sum = ()  # of those that wait: for a cache that is on its way, and not for their turn
+    fetching: Sum = ()  # waiting requests that wait for a cache on its way, not for their turn
+    awake: Sum = ()  # 0 while the engine sleeps; absent if it cannot
     capacity_tokens: Choices = ()
     block_tokens: Choices = ()
     blocks: Choices = ()
@@ -84,15 +85,15 @@ class EngineProfile:
     fetched_tokens: Choices = ()
     fetched_bytes: bytes = b""  # histogram
     fetch_seconds: bytes = b""  # histogram
-    prefill_seconds: bytes = b""  # histogram, of requests that have ended
-    prefill_computed: bytes = b""  # histogram of tokens; without it what was computed is prompts less what was cached
+    prefill_seconds: bytes = b""  # histogram, of finished requests
+    prefill_computed: bytes = b""  # histogram of tokens; without it computed tokens are prompt tokens minus cached ones
     adapters: Adapters | None = None
-    hits_in_blocks: bytes = b""  # a counter of hits that counts blocks where its help says so
+    hits_in_blocks: bytes = b""  # a counter of hits that counts blocks if its help says so
     rank_label: bytes = b"engine"
-    # series that differ in these alone tell the same; those in which `parts_label` is not empty are parts of another
+    # series that differ only in these are replicas; those with a non-empty `parts_label` are parts of another series
     replica_labels: tuple[bytes, ...] = ()
     parts_label: bytes = b""
-    shows_last_step: bool = False  # numbers that stand still say nothing: there may have been no step since
+    shows_last_step: bool = False  # unchanged numbers prove nothing: there may have been no step since
 
 
 VLLM = EngineProfile(
@@ -116,9 +117,11 @@ VLLM = EngineProfile(
         finer_sizes=(b"hash_block_size", b"prefix_match_unit", b"cache_hit_alignment_tokens"),
         caches=b"enable_prefix_caching",
     ),
-    # of consumers. num_requests_waiting_by_reason's "deferred" has more in it: until they run, also those whose cache
-    # has come, whose grammar is ready, or whose LoRA adapter finds no place, all of which wait for their turn
+    # Of consumers. The "deferred" requests of num_requests_waiting_by_reason are more: they include, until they run,
+    # requests whose cache has come, whose grammar is ready, or whose LoRA adapter finds no place, all of which wait for
+    # their turn.
     fetching=(Source(b"vllm:num_requests_kv_fetch_by_stage", b'stage="in_progress"'),),
+    awake=(Source(b"vllm:engine_sleep_state", b'sleep_state="awake"'),),
     preemptions=_either("vllm:num_preemptions_total"),
     # with --enable-mfu-metrics only
     moved_bytes=_sum("vllm:estimated_read_bytes_per_gpu_total", "vllm:estimated_write_bytes_per_gpu_total"),
@@ -139,7 +142,7 @@ SGLANG = EngineProfile(
     prefix=b"sglang:",
     waiting=_sum(
         *("sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs"),
-        # prefill and decode apart; the second is the older name of the first
+        # for separate prefill and decode; the second is the older name of the first
         *("sglang:num_prefill_bootstrap_queue_reqs", "sglang:num_prefill_prealloc_queue_reqs"),
         *("sglang:num_decode_prealloc_queue_reqs", "sglang:num_decode_transfer_queue_reqs"),
     ),

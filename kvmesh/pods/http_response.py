@@ -1,7 +1,7 @@
 """Reads one HTTP/1.1 response (RFC 9112) from bytes as they arrive. Pure.
 
-Enough for a plain request over a kept connection: no encoding but identity, and trailers end the connection. A server
-may answer anything: what is beyond the limits is refused, and each byte is looked at once.
+Sufficient for a plain request over a kept connection: no encoding but identity, and trailers end the connection. A
+server may answer anything: input beyond the limits is refused, and each byte is read once.
 """
 
 import re
@@ -12,8 +12,8 @@ import msgspec
 MAX_HEAD_BYTES = 16 << 10
 MAX_HEAD_LINES = 128
 MAX_INTERIM_RESPONSES = 8  # 1xx, before the answer
-MAX_SIZE_LINE_BYTES = 1 << 10  # of a chunk: its size in hex, and perhaps extensions, which are not used
-MAX_CHUNKS = 1024  # and one more for each KiB: servers send what they have, or a few KiB at a time
+MAX_SIZE_LINE_BYTES = 1 << 10  # of a chunk: its size in hex, and perhaps extensions, which are ignored
+MAX_CHUNKS = 1024  # plus one for each KiB: servers send their data in chunks as it comes, or a few KiB at a time
 BYTES_A_CHUNK = 1 << 10
 LINE_END = b"\r\n"
 
@@ -25,7 +25,7 @@ _Parser = Generator[None, None, "HttpResponse"]  # waits for more bytes at each 
 
 
 class HttpResponseError(ValueError):
-    """What came is no response that can be read."""
+    """The received bytes are not a readable response."""
 
 
 class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     body: bytes
     keep_alive: bool  # another request may follow on the connection
-    date: bytes = b""  # the server's clock, as it writes it
+    date: bytes = b""  # the server's clock, as written
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive: bool
     chunked: bool
     date: bytes
-    length: int | None  # of the body in bytes; None: it ends with the connection, or it is chunked
+    length: int | None  # of the body in bytes; None if it ends with the connection, or is chunked
 
 
 class ResponseReader:
@@ -50,20 +50,20 @@ class ResponseReader:
 
     def __init__(self, *, max_body_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
-        self._buffer = bytearray()  # received and not yet taken
-        self._searched = 0  # of these, that have no mark in them
+        self._buffer = bytearray()  # received, not yet taken
+        self._searched = 0  # of these, without a mark
         self._ended = False
         self._parser = self._response()
-        self.began = False  # something was received
+        self.began = False  # some bytes were received
 
     def feed(self, data: bytes) -> HttpResponse | None:
-        """Take what was received; return the response as soon as it is whole. Raise HttpResponseError."""
+        """Process received bytes; return the response once it is complete. Raise HttpResponseError."""
         self.began = True
         self._buffer += data
         return self._resume()
 
     def end(self) -> HttpResponse | None:
-        """Take note that the connection has ended, which is how some bodies end. Raise HttpResponseError."""
+        """Note that the connection has ended, which is how some bodies end. Raise HttpResponseError."""
         self._ended = True
         return self._resume()
 
@@ -78,7 +78,7 @@ class ResponseReader:
     def _response(self) -> _Parser:
         for _ in range(1 + MAX_INTERIM_RESPONSES):
             head = _read_head((yield from self._until(LINE_END * 2, limit=MAX_HEAD_BYTES)))
-            if head.status >= 200:  # interim responses are of no interest
+            if head.status >= 200:  # interim responses are ignored
                 break
         else:
             raise HttpResponseError(f"more than {MAX_INTERIM_RESPONSES} interim responses came before the answer")
@@ -89,7 +89,7 @@ class ResponseReader:
             body = yield from self._exactly(head.length)
         else:
             body = yield from self._rest()
-        # whatever follows belongs to no request of ours
+        # further bytes belong to no request of ours
         keep_alive = head.keep_alive and not self._buffer and not self._ended
         return HttpResponse(status=head.status, body=body, keep_alive=keep_alive, date=head.date)
 

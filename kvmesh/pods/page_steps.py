@@ -1,6 +1,6 @@
 """Work on a pod's page in steps, so that the event loop may turn in between. Pure; `page_turns` lets it turn.
 
-A step takes some hundred microseconds at most, whatever the page holds.
+A step takes a few hundred microseconds at most, whatever the page holds.
 """
 
 from collections.abc import Generator
@@ -11,11 +11,11 @@ Steps = Generator[None, None, T]  # yields after each step but the last
 
 
 class UnreadablePageError(ValueError):
-    """A page is beyond what is read of any pod; the message says in which respect."""
+    """A page exceeds the limits for all pods; the message says which."""
 
 
 def at_once(steps: Steps[T]) -> T:
-    """Take all steps one after the other: where nothing else has to go on."""
+    """Take all steps one after the other, when no other work has to go on."""
     while True:
         try:
             next(steps)

@@ -1,6 +1,6 @@
-"""Lets the event loop turn while pods' pages are read: a page that takes long waits, and nothing else does.
+"""Lets the event loop turn while pods' pages are read: only a long page waits.
 
-One `PageTurns` serves all pods of a process, another one the histories that are shown.
+One `PageTurns` serves all pods of a process, another one the histograms that are shown.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from kvmesh.pods.page_steps import Steps, T
 
-FREE_SECONDS = 0.001  # of CPU that a page may take at once; the usual one takes a tenth of it
-SHARE = 0.1  # of a core, for all pages together that take more
+FREE_SECONDS = 0.001  # CPU time that a page may take at once; the usual one takes a tenth of it
+SHARE = 0.1  # of a core, for all longer pages together
 
 
 class PageTurns:
-    """Takes the steps of one page after the other; the pages that take long take turns."""
+    """Takes the steps of one page after the other; long pages take turns."""
 
     def __init__(self, *, share: float = SHARE, cpu_seconds: Callable[[], float] = time.thread_time) -> None:
         self._share = share
@@ -22,8 +22,8 @@ class PageTurns:
         self._long = asyncio.Lock()  # fair: a page waits for one step of each other
 
     async def read(self, steps: Steps[T]) -> T:
-        """Return what the steps return. The caller sets the deadline. Raise what they raise."""
-        began: float | None = None  # the usual page has one step or two, and is not worth a look at the clock
+        """Return the result of the steps. The caller sets the deadline. Raise the errors of the steps."""
+        began: float | None = None  # the usual page has one step or two, and is not worth reading the clock
         while began is None or self._cpu_seconds() - began < FREE_SECONDS:
             try:
                 next(steps)

@@ -1,6 +1,6 @@
-"""Pods that do not let everybody in (`--api-key`): the file with the key that they want, and what a refusal means.
+"""Access to pods that want a key (`--api-key`): the file with the key, and the meaning of a refusal.
 
-The key is part of no message. Pure, but for reading the file that it is asked for.
+The key is never part of a message. Pure, except for reading the given file.
 """
 
 from dataclasses import dataclass
@@ -10,30 +10,29 @@ from kvmesh.errors import SettingError
 from kvmesh.secret_file import read_secret
 from kvmesh.settings import setting
 
-MAX_KEY_BYTES = 4096  # servers take a header of some kilobytes
+MAX_KEY_BYTES = 4096  # servers accept a header of some kilobytes
 UNAUTHORIZED, FORBIDDEN = 401, 403  # HTTP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodAccess:
-    """What is shown to pods that do not let everybody in."""
+    """The credentials for pods that want a key."""
 
     key_file: Path | None = setting(
         None,
-        "File with the key of pods that run with --api-key, one for all pods; read anew when it changes. Default: "
-        "none is shown.",
+        "File with the API key of all pods (vLLM's --api-key); reloaded on change. Default: no key.",
         "pod_key_file",
         metavar="FILE",
     )
 
     def require_usable(self) -> None:
-        """Raise SettingError where the file cannot be used; called once for what came from the command line."""
+        """Raise SettingError if the file cannot be used; called once, for options from the command line."""
         if self.key_file is not None:
             read_pod_key(self.key_file)
 
 
 def read_pod_key(path: Path) -> str:
-    """Return the key of a file. Raise SettingError saying what is wrong with the file, but not what it says."""
+    """Return the key of a file. Raise SettingError with the fault of the file, but not its content."""
     content = read_secret(path, what="pod key")
     key = content[:-2] if content.endswith(b"\r\n") else content.removesuffix(b"\n")  # as editors leave it
     where = f"the pod key file {path}"
@@ -49,7 +48,7 @@ def read_pod_key(path: Path) -> str:
 
 
 def why_refused(status: int, *, shows_key: bool) -> str | None:
-    """Return why a pod does not let us in, and which flag to give; None where its answer says no such thing."""
+    """Return why a pod refuses us, and which flag to give; None if its answer is no such refusal."""
     if status == UNAUTHORIZED:
         if shows_key:
             return "the pod does not take the key of --pod-key-file (401): compare that file with its --api-key"

@@ -1,13 +1,13 @@
-"""Asks pods by HTTP over kept connections, one kept for each pod unless its caller wants more.
+"""Sends HTTP requests to pods over kept connections, one kept for each pod unless the caller wants more.
 
 A general HTTP client takes five times the CPU for this, even on an idle machine. The caller sets the deadline: a
 request that is given up closes its connection, so that its late answer is never taken for the next one. A pod that
-sends its answer in crumbs is read a hundred times a second at most.
+sends its answer in crumbs is read at most a hundred times per second.
 """
 
 import asyncio
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from types import MappingProxyType
@@ -19,19 +19,19 @@ from kvmesh.pods.pod_key import PodKey
 MAX_PAGE_BYTES = 4 << 20
 MAX_MODELS_BYTES = 1 << 20  # of /v1/models: two thousand cards
 CONNECT_SECONDS = 2.0
-READS_AT_ONCE = 64  # of one answer, and one more for each KiB of it: networks bring more in one
+READS_AT_ONCE = 64  # of one answer, plus one for each KiB of it: networks usually bring more in one read
 BYTES_A_READ = 1 << 10
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-CRUMB_SECONDS = 0.01  # between two reads of an answer that comes in smaller ones
+CRUMB_SECONDS = 0.01  # between two reads of an answer in smaller pieces
 
 
 class PodHttp:
-    """One pod; `address` is host:port, IPv6 bracketed. Requests at a time have a connection each, few are kept."""
+    """One pod; `address` is host:port, IPv6 bracketed. Concurrent requests have a connection each, few are kept."""
 
     def __init__(self, address: str, *, connect_seconds: float, most_kept: int = 1, key: PodKey | None = None) -> None:
-        """Take the time that the attempts to connect to all addresses of a name have together.
+        """`connect_seconds`: limit on the attempts to connect to all addresses of a name together.
 
-        `key` is shown with each request, to this address alone: where a pod redirects to is for the caller to see.
+        `key` is sent with each request, to this address alone: redirects are left to the caller.
         """
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
@@ -41,10 +41,10 @@ class PodHttp:
         self._connect_seconds = connect_seconds
         self._kept: list[_Connection] = []
         self._most_kept = most_kept
-        self._closes = 0  # how often it was closed: what was asked before is not kept
+        self._closes = 0  # how often it was closed: connections of earlier requests are not kept
 
     async def get(self, path: str, *, max_body_bytes: int = MAX_PAGE_BYTES) -> HttpResponse:
-        """Return what the pod answers, redirects included. Raise HttpResponseError or OSError.
+        """Return the pod's answer; redirects are not followed. Raise HttpResponseError or OSError.
 
         ConnectionRefusedError: no process listens on any of the name's addresses.
         """
@@ -53,9 +53,9 @@ class PodHttp:
     async def post(
         self, path: str, body: bytes, *, max_body_bytes: int, headers: Mapping[str, str] = NO_HEADERS
     ) -> HttpResponse:
-        """Return what the pod answers to this JSON; it may be asked twice. Raise as `get` does.
+        """Return the pod's answer to this JSON; the request may be sent twice. Raise as `get` does.
 
-        `headers` are further ones; their values are of one line.
+        `headers` are additional; their values must be single lines.
         """
         further = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -63,7 +63,7 @@ class PodHttp:
         return await self._answer(head.encode() + body, max_body_bytes)
 
     def close(self) -> None:
-        """Close the connections that are kept, or will be when their answers have come; more may be opened."""
+        """Close the kept connections, and busy ones when their answers have come; more may be opened."""
         self._closes += 1
         kept, self._kept = self._kept, []
         for connection in kept:
@@ -104,29 +104,29 @@ class PodHttp:
         errors: list[OSError] = []
         for family, _, _, _, where in found:
             try:
-                async with asyncio.timeout(
-                    self._connect_seconds / len(found)
-                ):  # a silent address must not take all the time
+                # a silent address must not take all the time
+                async with asyncio.timeout(self._connect_seconds / len(found)):
                     _, connection = await loop.create_connection(_Connection, str(where[0]), self._port, family=family)
                 return connection
-            except OSError as error:  # TimeoutError is one
+            except OSError as error:  # including TimeoutError
                 errors.append(error)
-        raise _most_telling(errors)
+        # a refusal only if every address refused: otherwise a process may listen there
+        raise next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
 
 
 class _NoAnswerError(ConnectionError):
-    """The connection ended before anything of an answer came."""
+    """The connection ended before any byte of an answer came."""
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; hands the bytes of each answer to a reader of its own."""
+    """One connection; feeds the bytes of each answer to a new reader."""
 
     def __init__(self) -> None:
         self.closed = False
         self._transport: asyncio.Transport | None = None
         self._reader: ResponseReader | None = None
         self._answer: asyncio.Future[HttpResponse] | None = None
-        self._reads = self._received = 0  # of this answer; bytes
+        self._reads = self._received = 0  # of this answer; the latter in bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -172,7 +172,7 @@ class _Connection(asyncio.Protocol):
             self._failed(error)
 
     def abort(self) -> None:
-        """Close at once; an answer that is still to come is of no interest."""
+        """Close at once; a pending answer is dropped."""
         self.closed = True
         self._reader = None
         if self._transport is not None:
@@ -182,7 +182,7 @@ class _Connection(asyncio.Protocol):
         if response is None:
             return
         self._reader = None
-        # a request that was not sent whole before its answer came leaves its rest to the next one
+        # a request whose answer came before it was sent completely would leave its rest to the next one
         if not response.keep_alive or (self._transport is not None and self._transport.get_write_buffer_size()):
             self.abort()
         if self._answer is not None and not self._answer.done():
@@ -194,11 +194,6 @@ class _Connection(asyncio.Protocol):
             self._answer.set_exception(error)
 
 
-def _most_telling(errors: Sequence[OSError]) -> OSError:
-    """Return a refusal only where every address refused: otherwise a process may be there."""
-    return next((error for error in errors if not isinstance(error, ConnectionRefusedError)), errors[0])
-
-
 def _is_ip(host: str) -> bool:
     try:
         ip_address(host)
@@ -208,20 +203,20 @@ def _is_ip(host: str) -> bool:
 
 
 class PodPages:
-    """Asks pods, by endpoint. `forget` those that are gone, and `close` at the end."""
+    """Sends requests to pods, by endpoint. `forget` departed ones, and `close` at the end."""
 
     def __init__(self, *, most_kept: int = 1, key: PodKey | None = None) -> None:
-        """Take how many connections to each pod may be kept, and the key that is shown to all pods."""
+        """`most_kept`: kept connections per pod; `key` is sent to all pods."""
         self._pods: dict[str, PodHttp] = {}
         self._most_kept = most_kept
         self._key = key
 
     def why_refused(self, status: int) -> str | None:
-        """Return why a pod that answers with this status does not let us in, None where it does."""
+        """Return why a pod that answers with this status refuses us, or None if it does not."""
         return why_refused(status, shows_key=self._key is not None)
 
     async def get(self, endpoint: str, path: str, *, timeout_seconds: float, max_body_bytes: int) -> HttpResponse:
-        """Return what the pod answers. Raise HttpResponseError or OSError (TimeoutError is one)."""
+        """Return the pod's answer. Raise HttpResponseError or OSError (TimeoutError is one)."""
         async with asyncio.timeout(timeout_seconds):
             return await self._pod(endpoint).get(path, max_body_bytes=max_body_bytes)
 
@@ -235,23 +230,23 @@ class PodPages:
         max_body_bytes: int,
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> HttpResponse:
-        """Return what the pod answers to this JSON. Raise HttpResponseError or OSError (TimeoutError is one)."""
+        """Return the pod's answer to this JSON. Raise HttpResponseError or OSError (TimeoutError is one)."""
         async with asyncio.timeout(timeout_seconds):
             return await self._pod(endpoint).post(path, body, max_body_bytes=max_body_bytes, headers=headers)
 
     def keep(self, endpoints: Iterable[str]) -> None:
-        """Forget all others."""
+        """Forget all other endpoints."""
         for endpoint in self._pods.keys() - frozenset(endpoints):
             self.forget(endpoint)
 
     def forget(self, endpoint: str) -> None:
-        """Close what is kept of a pod."""
+        """Forget a pod and close its connections."""
         pod = self._pods.pop(endpoint, None)
         if pod is not None:
             pod.close()
 
     def close(self) -> None:
-        """Close what is kept of all."""
+        """Close all connections."""
         for endpoint in tuple(self._pods):
             self.forget(endpoint)
 

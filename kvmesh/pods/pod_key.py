@@ -1,6 +1,6 @@
-"""The key that pods are shown: follows its file, which may be written anew at any time, as mounted Secrets are.
+"""The key for pods, read from a file that may be rewritten at any time, as mounted Secrets are.
 
-The key is part of no message, no log line and no repr. `pod_http` alone sends it, to the pods that it is asked for.
+The key is part of no message, no log line and no repr. `pod_http` alone sends it, to the requested pods.
 """
 
 import logging
@@ -14,11 +14,11 @@ from kvmesh.secret_file import stamp_of
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # between two looks whether the file has changed
+LOOK_SECONDS = 1.0  # between two checks of the file
 
 
 class PodKey:
-    """The key as its file says now; while that cannot be used, the last good one."""
+    """The key in the file now; while the file is unusable, the last good one."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -26,17 +26,17 @@ class PodKey:
         self._seen: tuple[int, ...] | None = None
         self._looked_at = 0.0  # monotonic seconds
         self._header = ""
-        self.problem = ""  # why the file cannot be used; "": it can
+        self.problem = ""  # why the file cannot be used, or ""
         self._look()
 
     def header(self) -> str:
-        """Return the line of a request's head that shows the key, "" while there was never a good one."""
+        """Return the line of a request's head with the key, or "" if there was never a good one."""
         if self._clock() - self._looked_at >= LOOK_SECONDS:
             self._look()
         return self._header
 
     def _look(self) -> None:
-        """Read the file where it is another one than before; where it is not as it must be, say so once."""
+        """Read the file if it has changed; log once if it is unusable."""
         self._looked_at = self._clock()
         seen = stamp_of(self._path)
         if seen == self._seen:
@@ -54,5 +54,5 @@ class PodKey:
 
 
 def open_key(access: PodAccess) -> PodKey | None:
-    """Return the key that is to be shown, None where there is none to show."""
+    """Return the configured key, or None if there is none."""
     return None if access.key_file is None else PodKey(access.key_file)

@@ -3,20 +3,23 @@
 Nothing that may be a password is ever part of a message, a label or a repr.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from kvmesh.errors import RedisUrlError
 from kvmesh.settings import setting
 
-SECURE = "rediss"  # each scheme but unix:// also with TLS
+SECURE = "rediss"  # each scheme except unix:// also exists with TLS
+PATHS = ("password_file", "sentinel_password_file", "ca_file", "cert_file", "key_file")
+PARAMETERS = ("db", "username", "password", *PATHS, "server_name")
 KNOWN_SCHEMES = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// (rediss+… with TLS)"
 
 
 class RedisKind(Enum):
-    """How the server is found that holds the index."""
+    """How the server with the index is found."""
 
     STANDALONE = "standalone"
     SENTINEL = "sentinel"
@@ -40,7 +43,7 @@ _SCHEMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisNode:
-    """Where one server or Sentinel listens."""
+    """The address of one server or Sentinel."""
 
     host: str
     port: int
@@ -50,14 +53,14 @@ class RedisNode:
 
 
 def password_warning(url: str) -> str | None:
-    """Say why an address with a password must not stand on a command line; None where it has none."""
+    """Return why an address with a password must not be given on a command line; None if it has none."""
     try:
         has_password = bool(read_address(url).password)
     except RedisUrlError:
-        return None  # connecting says what is wrong with it
+        return None  # the attempt to connect reports the fault
     return (
-        "the password in --redis can be read by every user of this machine, in the list of processes: give it in "
-        "--redis-password-file, or the address in KVMESH_REDIS"
+        "the password in --redis can be read by every user of this machine, in the list of processes: use the "
+        "parameter password_file, or give the address in KVMESH_REDIS"
         if has_password
         else None
     )
@@ -65,68 +68,58 @@ def password_warning(url: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAccess:
-    """How to reach Redis, as given. The files are read again at every connection."""
+    """The option --redis. The files that the address names are read again for every connection."""
 
     url: str = setting(
         "redis://127.0.0.1:6379/0",
-        "Redis or Valkey that holds the index: redis://HOST:PORT/DB, rediss:// (TLS), unix:///SOCKET, "
-        "redis+sentinel://HOST:PORT,…/MASTER/DB or redis+cluster://HOST:PORT,… (rediss+… with TLS).",
+        "Redis or Valkey of the index: redis://HOST:PORT/DB, rediss:// (TLS), unix:///SOCKET, "
+        "redis+sentinel://HOST:PORT,…/MASTER/DB or redis+cluster://HOST:PORT,… (rediss+… with TLS). Files of the "
+        "password and of TLS are parameters: ?password_file=/… (docs/guides/redis-connection.md).",
         "redis",
         secret=True,
         warn=password_warning,
         metavar="URL",
     )
-    username: str | None = setting(None, "Redis user (ACL). Default: the one in --redis, or none.", "redis_username")
-    password_file: Path | None = setting(
-        None, "File with the Redis password; read anew at every connection.", "redis_password_file"
-    )
-    sentinel_password_file: Path | None = setting(
-        None, "File with the Sentinels' own password; read anew at every connection.", "redis_sentinel_password_file"
-    )
-    ca_file: Path | None = setting(
-        None, "PEM file with the authorities that may sign Redis' certificate. Default: the system's.", "redis_ca_file"
-    )
-    cert_file: Path | None = setting(
-        None, "PEM file with the certificate that Redis is shown; read at every connection.", "redis_cert_file"
-    )
-    key_file: Path | None = setting(
-        None, "PEM file with the key of --redis-cert-file. Default: it is in that file.", "redis_key_file"
-    )
-    server_name: str | None = setting(
-        None, "Name that Redis' certificate must have. Default: the host that is connected to.", "redis_server_name"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """A checked access."""
+    """A checked address."""
 
     kind: RedisKind
     label: str  # the address without user, password and query; safe to show
-    nodes: tuple[RedisNode, ...]  # the server, the Sentinels, or some nodes of the cluster; empty with a socket file
+    nodes: tuple[RedisNode, ...]  # the server, the Sentinels, or some nodes of the cluster; empty for a socket file
     socket_path: str = ""
     secure: bool = False
     database: int = 0
-    master_name: str = ""  # as the Sentinels call it
+    master_name: str = ""  # the Sentinels' name for it
     username: str = ""
     password: str = field(default="", repr=False)  # the one in the URL; a file's is not kept
-    access: RedisAccess = field(repr=False)
+    server_name: str = ""  # that the certificate must have; default: the host that is connected to
+    files: Mapping[str, Path] = field(default_factory=dict)  # by parameter (PATHS)
+
+    @property
+    def shown(self) -> str:
+        """The address with its parameters, without a password and its user."""
+        shown = {"username": "" if self.password else self.username, "server_name": self.server_name, **self.files}
+        if self.database and not self.label.endswith(f"/{self.database}"):
+            shown["db"] = self.database
+        query = urlencode({name: str(value) for name, value in shown.items() if value}, safe="/")
+        return f"{self.label}?{query}" if query else self.label
 
 
-def read_address(access: RedisAccess | str) -> RedisAddress:
-    """Check an address and what belongs to it. Raise RedisUrlError, whose message holds no password."""
-    if isinstance(access, str):
-        access = RedisAccess(url=access)
+def read_address(url: str) -> RedisAddress:
+    """Check an address. Raise RedisUrlError, whose message holds no password."""
     try:
-        parts = urlsplit(access.url)
+        parts = urlsplit(url)
         scheme = _scheme(parts.scheme)
         fault = f"it must begin with {KNOWN_SCHEMES}" if scheme is None else _fault(parts, scheme)
     except ValueError:
         # the library's own message may repeat the password
-        raise _refused(access.url, "it cannot be read", _SCHEMES["redis"].example) from None
+        raise _refused(url, "it cannot be read", _SCHEMES["redis"].example) from None
     if scheme is None or fault:
-        raise _refused(access.url, fault, (scheme or _SCHEMES["redis"]).example)
-    address = _address(access, parts, scheme)
+        raise _refused(url, fault, (scheme or _SCHEMES["redis"]).example)
+    address = _address(parts, scheme)
     if fault := _contradiction(address):
         raise RedisUrlError(f"Redis at {address.label}: {fault}")
     return address
@@ -140,7 +133,7 @@ def _scheme(name: str) -> _Scheme | None:
 
 
 def without_secrets(url: str) -> str:
-    """Blank out all that may be a password, also in an address that cannot be read."""
+    """Blank out everything that may be a password, even in a malformed address."""
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     if "@" in rest:
         rest = "***" if "?" in rest else f"***@{rest.rpartition('@')[2]}"
@@ -148,7 +141,7 @@ def without_secrets(url: str) -> str:
         rest, question, _ = rest.partition("?")
         hosts = rest.partition("/")[0]
         if any(_port_is_bad(host) for host in hosts.split(",")):
-            # perhaps USER:PASSWORD whose @HOST was forgotten
+            # perhaps USER:PASSWORD without its @HOST
             rest = "***" if "," in hosts else f"{rest.rpartition(':')[0]}:***"
         rest += "?***" if question else ""
     return scheme + separator + rest
@@ -159,11 +152,11 @@ def _refused(url: str, fault: str, example: str) -> RedisUrlError:
 
 
 def _fault(parts: SplitResult, scheme: _Scheme) -> str:
-    """Say what is wrong with an address, or ''."""
     is_unix, hosts, segments = parts.scheme == "unix", _hosts(parts), [] if parts.scheme == "unix" else _segments(parts)
     sentinel, several = scheme.kind is RedisKind.SENTINEL, scheme.kind is not RedisKind.STANDALONE
     database = _setting(parts, "db") or "".join(segments[1:2] if sentinel else segments[:1])
     no_host = "it names no host" if len(hosts) == 1 else "one of its hosts is empty"
+    unknown = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - set(PARAMETERS)
     checks = (
         (is_unix and (hosts != [""] or not parts.path.strip("/")), "it names no socket file"),
         (not is_unix and not all(map(_host_name, hosts)), no_host),
@@ -174,12 +167,12 @@ def _fault(parts: SplitResult, scheme: _Scheme) -> str:
         (len(segments) > 1 + sentinel, "it has too many parts"),
         (bool(database) and not _is_number(database), "its database is not a number"),
         (scheme.kind is RedisKind.CLUSTER and database.strip("0") != "", "a Redis Cluster has database 0 only"),
-        (not _settings_are_known(parts), "behind '?' it takes db, username and password only"),
+        (bool(unknown), f"behind '?' it takes {', '.join(PARAMETERS)} only"),
     )
     return next((fault for failed, fault in checks if failed), "")
 
 
-def _address(access: RedisAccess, parts: SplitResult, scheme: _Scheme) -> RedisAddress:
+def _address(parts: SplitResult, scheme: _Scheme) -> RedisAddress:
     is_unix, segments = parts.scheme == "unix", _segments(parts)
     user, _, password = parts.netloc.rpartition("@")[0].partition(":")
     in_path = "".join(segments[1:2] if scheme.kind is RedisKind.SENTINEL else segments[:1])
@@ -192,31 +185,33 @@ def _address(access: RedisAccess, parts: SplitResult, scheme: _Scheme) -> RedisA
         secure=parts.scheme.startswith(SECURE),
         database=int(_setting(parts, "db") or ("" if is_unix else in_path) or 0),
         master_name=unquote(segments[0]) if scheme.kind is RedisKind.SENTINEL else "",
-        username=access.username or unquote(user) or _setting(parts, "username"),
+        username=unquote(user) or _setting(parts, "username"),
         password=unquote(password) or _setting(parts, "password"),
-        access=access,
+        server_name=_setting(parts, "server_name"),
+        files={name: Path(path) for name in PATHS if (path := _setting(parts, name))},
     )
 
 
 def _contradiction(address: RedisAddress) -> str:
-    """Say which options do not go together, or ''."""
-    access = address.access
-    tls = (access.ca_file, access.cert_file, access.key_file, access.server_name)
+    files = address.files
+    relative = next((name for name, path in files.items() if not path.is_absolute()), None)
+    tls = ("ca_file", "cert_file", "key_file")
     checks = (
-        (address.password and access.password_file, "the password is in the address and in --redis-password-file"),
+        (relative, f"{relative} needs an absolute path"),
+        (address.password and "password_file" in files, "it has both a password and a password_file"),
         (
-            address.username and not (address.password or access.password_file),
-            f"user {address.username!r} without a password: give --redis-password-file",
+            address.username and not (address.password or "password_file" in files),
+            f"user {address.username!r} without a password: add the parameter password_file",
         ),
         (
-            access.sentinel_password_file and address.kind is not RedisKind.SENTINEL,
-            "--redis-sentinel-password-file is for redis+sentinel://",
+            "sentinel_password_file" in files and address.kind is not RedisKind.SENTINEL,
+            "sentinel_password_file is for redis+sentinel://",
         ),
         (
-            any(tls) and not address.secure,
-            "--redis-ca-file, --redis-cert-file, --redis-key-file and --redis-server-name need TLS: rediss://",
+            (address.server_name or not files.keys().isdisjoint(tls)) and not address.secure,
+            "ca_file, cert_file, key_file and server_name need TLS: rediss://",
         ),
-        (access.key_file and not access.cert_file, "--redis-key-file without --redis-cert-file"),
+        ("key_file" in files and "cert_file" not in files, "key_file without cert_file"),
     )
     return next((fault for failed, fault in checks if failed), "")
 
@@ -233,17 +228,11 @@ def _setting(parts: SplitResult, name: str) -> str:
     return dict(parse_qsl(parts.query)).get(name, "")
 
 
-def _settings_are_known(parts: SplitResult) -> bool:
-    names = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
-    return names <= {"db", "username", "password"}
-
-
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 6
 
 
 def _host_name(host: str) -> str:
-    """The host without port and brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]

@@ -1,8 +1,8 @@
 """One connection to Redis that any number of callers share, and calls over it with a deadline.
 
-Requests are written as they come and answered in order. A caller that gives up (deadline, cancellation) just loses
-interest in its answer: nothing has to be reconnected, as it would with a pooled client. Measured in
-`docs/decisions/0001-redis-lookup.md`. `redis.route` finds the server.
+Requests are written as they come and answered in order. A caller that gives up (deadline, cancellation) only drops its
+answer: nothing has to be reconnected, as with a pooled client. Measured in `docs/decisions/0001-redis-lookup.md`.
+`redis.route` finds the server.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import hiredis
 
 from kvmesh.blocks.source import Claim
 from kvmesh.errors import IndexUnavailableError, LeaseLostError, RedisUrlError
-from kvmesh.redis.address import RedisAccess, RedisNode, read_address
+from kvmesh.redis.address import RedisNode, read_address
 from kvmesh.redis.keys import PREFIX
 from kvmesh.redis.protocol import Argument, Reaction, RedisProtocol, checked, explained, pack, reaction, refusal_word
 from kvmesh.redis.route import RedisRoute, read_secrets
@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-HOPS = 4  # a request that was sent on so often runs in circles
+HOPS = 4  # a request redirected this often runs in circles
 FIRST_PAUSE_SECONDS = 0.01  # between attempts to connect; doubles up to the longest
 LONGEST_PAUSE_SECONDS = 0.5
-WORTH_WAITING_SECONDS = 0.05  # a caller waits for an attempt that begins this soon, and fails at once otherwise
-SHORT_LIFE_SECONDS = 1.0  # a connection that ends so soon counts as a failed attempt
-LEAVE_SECONDS = 0.1  # before the right server is looked for: a newly elected master needs a moment, too
-FENCED = -1  # first part of a script's answer: the claim does not hold
+WORTH_WAITING_SECONDS = 0.05  # a caller waits for an attempt that begins this soon, and otherwise fails at once
+SHORT_LIFE_SECONDS = 1.0  # a connection that ends this soon counts as a failed attempt
+LEAVE_SECONDS = 0.1  # before the right server is searched: a newly elected master needs a moment, too
+FENCED = -1  # first part of a script's answer: the claim is no longer valid
 RECHECK_SECONDS = 10.0  # a master that was cut off does not know that it was replaced
 
 
@@ -50,14 +50,14 @@ class Script:
 
 
 class RedisLink:
-    """A lazily opened, self-healing, pipelined connection. Raise RedisUrlError, also for a file that cannot be read.
+    """A lazily opened, self-healing, pipelined connection. Raise RedisUrlError, also for an unreadable file.
 
-    It leads to a master, always; with `reads_only` a redis:// address may also name a replica.
+    It always leads to a master; with `reads_only` a redis:// address may also name a replica.
     """
 
     def __init__(
         self,
-        url: RedisAccess | str,
+        url: str,
         *,
         reads_only: bool = False,
         connect_timeout_seconds: float = 2.0,
@@ -68,7 +68,7 @@ class RedisLink:
         """`greet` gets each new connection before any caller; if it raises, the attempt to connect has failed."""
         address = read_address(url)
         try:
-            read_secrets(address)  # later it would be an outage, now it is a mistake
+            read_secrets(address)  # later it would be an outage, now it is a configuration mistake
         except IndexUnavailableError as error:
             raise RedisUrlError(str(error)) from None
         self._route = RedisRoute(address, reads_only=reads_only)
@@ -81,15 +81,15 @@ class RedisLink:
         self._connecting: asyncio.Task[RedisProtocol] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._check_timer: asyncio.TimerHandle | None = None
-        self._hint: RedisNode | None = None  # where a MOVED points to
-        self._led_to: RedisNode | None = None  # the server of the connection before
+        self._hint: RedisNode | None = None  # the target of a MOVED
+        self._led_to: RedisNode | None = None  # the server of the previous connection
         self._opened_at = 0.0  # loop time
-        self._setbacks = 0  # attempts in a row that failed, or whose connection ended at once
+        self._setbacks = 0  # consecutive attempts that failed, or whose connection ended at once
         self._connect_at = 0.0  # loop time of the next attempt
         self._trouble = ""
 
     async def request(self, commands: bytes, replies: int) -> list[Any]:
-        """Write packed commands and return that many replies. Raise IndexUnavailableError; error replies are values."""
+        """Write packed commands and return `replies` replies. Raise IndexUnavailableError; error replies are values."""
         protocol = self._protocol
         if protocol is None or protocol.closed:
             protocol = await self._connect()
@@ -97,7 +97,7 @@ class RedisLink:
         return got if protocol.leave is None else await self._elsewhere(protocol, got, commands)
 
     def begin(self, commands: bytes, *, replies: int) -> Awaitable[list[Any]]:
-        """Do as `request`, but write at once where there is a connection, so that the caller can work meanwhile.
+        """Do the same as `request`, but write at once if there is a connection, so that the caller can work meanwhile.
 
         Await the result exactly once.
         """
@@ -111,7 +111,7 @@ class RedisLink:
         return replies if protocol.leave is None else await self._elsewhere(protocol, replies, commands)
 
     async def _elsewhere(self, protocol: RedisProtocol, got: list[Any], commands: bytes) -> list[Any]:
-        """Leave a connection that was the wrong one, and send again what belongs elsewhere."""
+        """Leave a connection to the wrong server, and send a redirected request again."""
         for _ in range(HOPS):
             self._leave(protocol, protocol.leave or "")
             if not self._sent_on(got):
@@ -129,7 +129,7 @@ class RedisLink:
         return checked(reply)
 
     async def run(self, script: Script, *, keys: Sequence[bytes], arguments: Sequence[Argument]) -> Any:
-        """Run a script by its name; send its text once after Redis has forgotten it."""
+        """Run a script by its name; send its text once if Redis has forgotten it."""
         (reply,) = await self.request(pack("EVALSHA", script.sha, len(keys), *keys, *arguments), replies=1)
         if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT"):
             return await self.call("EVAL", script.source, len(keys), *keys, *arguments)
@@ -147,7 +147,7 @@ class RedisLink:
             self._protocol.abort()
 
     async def _connect(self) -> RedisProtocol:
-        # one attempt for all callers, and it outlives a caller with a short deadline
+        # one attempt for all callers, which outlives a caller with a short deadline
         if self._connecting is None or self._connecting.done():
             self._judge_the_last()
             pause = self._connect_at - asyncio.get_running_loop().time()
@@ -194,7 +194,6 @@ class RedisLink:
         return protocol
 
     def _judge_the_last(self) -> None:
-        """Judge the connection that has ended by how long it lived."""
         protocol, self._protocol = self._protocol, None
         if protocol is None:
             return
@@ -204,14 +203,14 @@ class RedisLink:
             self._set_back(f"Redis closed the connection: {protocol.last_error or 'end of stream'}")
 
     def _set_back(self, trouble: str, *, at_least_seconds: float = 0.0) -> None:
-        """Remember the trouble, and do not try again at once: there may be a thousand callers a second."""
+        """Remember the trouble, and delay the next attempt: there may be a thousand callers per second."""
         self._trouble = trouble
         pause = max(min(FIRST_PAUSE_SECONDS * 2**self._setbacks, LONGEST_PAUSE_SECONDS), at_least_seconds)
         self._setbacks = min(self._setbacks + 1, 16)
         self._connect_at = asyncio.get_running_loop().time() + pause
 
     def _leave(self, protocol: RedisProtocol, error: str) -> None:
-        """Have the next request look for the right server."""
+        """Make the next request search the right server."""
         if self._protocol is not protocol:
             return  # another caller got the same reply
         self._protocol = None
@@ -222,7 +221,7 @@ class RedisLink:
             self._set_back(f"Redis refuses: {explained(error)}", at_least_seconds=LEAVE_SECONDS)
 
     def _sent_on(self, replies: Sequence[Any]) -> bool:
-        """Tell whether nothing was done and the same request belongs elsewhere."""
+        """Tell whether nothing was executed because the same request belongs to another node."""
         return self._in_cluster and all(
             isinstance(reply, hiredis.ReplyError) and refusal_word(str(reply)) == "MOVED" for reply in replies
         )
@@ -237,7 +236,7 @@ class RedisLink:
             self._check_timer = asyncio.get_running_loop().call_later(self._recheck_seconds, begin)
 
     async def _check(self, protocol: RedisProtocol) -> None:
-        """Leave a server that most others do not take for the master any more."""
+        """Leave a server that most others no longer consider the master."""
         elsewhere = await self._route.is_elsewhere()
         if self._protocol is not protocol or protocol.closed:
             return
@@ -248,8 +247,8 @@ class RedisLink:
             self._check_later(protocol)
 
 
-async def ping(url: RedisAccess | str, *, timeout_seconds: float) -> None:
-    """Return if the Redis of an address answers. Raise RedisUrlError or IndexUnavailableError, without passwords."""
+async def ping(url: str, *, timeout_seconds: float) -> None:
+    """Return if the Redis at an address answers. Raise RedisUrlError or IndexUnavailableError, without passwords."""
     link = RedisLink(url, connect_timeout_seconds=timeout_seconds)
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -261,7 +260,7 @@ async def ping(url: RedisAccess | str, *, timeout_seconds: float) -> None:
 
 
 def mark_seen(task: "asyncio.Task[Any]") -> None:
-    """Take note of a task's failure: if all its callers have given up, it is not to be logged as unhandled."""
+    """Retrieve a task's failure: if all its callers have given up, it must not be logged as unhandled."""
     if not task.cancelled():
         task.exception()
 
@@ -269,7 +268,7 @@ def mark_seen(task: "asyncio.Task[Any]") -> None:
 class RedisCalls:
     """A link whose every call ends in bounded time. Raise RedisUrlError."""
 
-    def __init__(self, *, url: RedisAccess | str, timeout_seconds: float, reads_only: bool = False) -> None:
+    def __init__(self, *, url: str, timeout_seconds: float, reads_only: bool = False) -> None:
         self._link = RedisLink(url, reads_only=reads_only)
         self._timeout = timeout_seconds
 

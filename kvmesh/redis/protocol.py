@@ -1,6 +1,6 @@
 """The Redis protocol on one connection: requests are written as they come, replies are matched with them in order.
 
-Also what error replies mean: what to do about them, and whether this connection is still the right one. Their words are
+Also the meaning of error replies: their remedies, and whether this connection is still the right one. Their words are
 in https://redis.io/docs/latest/develop/reference/protocol-spec/ and the servers' sources; in scripts, Redis 6 hides the
 word behind `ERR Error running script …: -WORD …`. Knows nothing of addresses, and opens nothing.
 """
@@ -24,8 +24,8 @@ ADVICE = {
     "OOM": "its memory is full: raise maxmemory (docs/reference/redis.md says how much the index takes)",
     "READONLY": "it is a replica: looking for the master",
     "MASTERDOWN": "it is a replica that has lost its master: looking for the master",
-    "NOAUTH": "it wants a password: give --redis-password-file",
-    "WRONGPASS": "user or password is wrong: see --redis-username and --redis-password-file",
+    "NOAUTH": "it wants a password: the parameter password_file of --redis",
+    "WRONGPASS": "user or password is wrong: see username and password_file in --redis",
     "NOPERM": "the user may not do this: docs/guides/redis-connection.md lists what it needs",
     "MISCONF": "it cannot save to disk and so refuses writes: mend that, or switch saving off (CONFIG SET save ''), "
     "which the index does not need",
@@ -49,7 +49,7 @@ MAX_PENDING = 10_000  # requests under way; more means that Redis does not answe
 
 
 class Reaction(Enum):
-    """What the link does with a connection that brought an error."""
+    """The link's reaction to an error on a connection."""
 
     STAY = "stay"
     LEAVE = "leave"  # look for the right server again
@@ -57,7 +57,7 @@ class Reaction(Enum):
 
 
 def refusal_word(text: str) -> str:
-    """Return the error's word, such as READONLY; `ERR` where it has none of its own."""
+    """Return the error's word, such as READONLY; `ERR` if it has no other."""
     word = text.partition(" ")[0]
     if word == "ERR" and (inner := _IN_SCRIPT.search(text)):
         return inner[1]
@@ -65,7 +65,7 @@ def refusal_word(text: str) -> str:
 
 
 def explained(text: str) -> str:
-    """Return the reply with what to do about it. Arguments that Redis repeats may be secrets and are cut off."""
+    """Return the reply with its remedy. Arguments that Redis repeats may be secrets and are cut off."""
     shown = text.partition(", with args")[0][:SHOWN_LIMIT]
     by_text = next((advice for part, advice in _BY_TEXT if part in text), "")
     advice = ADVICE.get(refusal_word(text), by_text)
@@ -73,10 +73,10 @@ def explained(text: str) -> str:
 
 
 def reaction(text: str, *, in_cluster: bool) -> Reaction:
-    """Say what the error means for the connection that brought it.
+    """Return the consequence of an error for its connection.
 
-    ASK is not followed: our scripts name one key and touch many, so on the target of a slot that is being moved they
-    would find half an index and start another one. Redis answers all of them with ASK until the move has ended.
+    ASK is not followed: our scripts name one key and touch many, so on the target of a migrating slot they would find
+    half an index and start another one. Redis answers all of them with ASK until the migration has ended.
     """
     match refusal_word(text):
         case "MOVED" if in_cluster:
@@ -108,7 +108,7 @@ def checked(reply: Any) -> Any:
 
 
 def array_of(reply: Any, length: int) -> list[Any]:
-    """Return an array of so many values. Raise IndexUnavailableError, as `checked` does."""
+    """Return an array of `length` values. Raise IndexUnavailableError, as `checked` does."""
     array = checked(reply)
     if not isinstance(array, list) or len(array) != length:
         raise IndexUnavailableError("Redis answers something else than was asked; perhaps it is a proxy or no Redis")
@@ -116,19 +116,17 @@ def array_of(reply: Any, length: int) -> list[Any]:
 
 
 def run_id(info: Any) -> bytes:
-    """Return which run of which server answers, by its reply to `INFO server`; empty where that does not say."""
+    """Return the server's run id from its reply to `INFO server`; empty if it has none."""
     text = info if isinstance(info, bytes) else b""
     return text.partition(b"run_id:")[2].partition(b"\r\n")[0]
 
 
 def unless_other_type(reply: Any) -> Any:
-    """Return the reply, or None: what is not of our type is as good as absent. Raise as `checked` does for the rest."""
+    """Return the reply, or None for a key of another type, which counts as absent. Else raise as `checked` does."""
     return None if isinstance(reply, ReplyError) and str(reply).startswith("WRONGTYPE") else checked(reply)
 
 
 class _Pending:
-    """A request under way."""
-
     __slots__ = ("future", "got", "replies", "sent_at")
 
     def __init__(self, future: asyncio.Future[list[Any]], replies: int, sent_at: float) -> None:
@@ -138,18 +136,14 @@ class _Pending:
         self.got: list[Any] = []
 
 
-def _ignore(_: Sequence[Any]) -> None:
-    pass
-
-
 class RedisProtocol(asyncio.Protocol):
     """Matches answers with requests, in order."""
 
     def __init__(self, *, in_cluster: bool = False) -> None:
         self.closed = False
-        self.on_push: Callable[[Sequence[Any]], None] = _ignore  # called with what Redis says unasked, which RESP3 has
+        self.on_push: Callable[[Sequence[Any]], None] = lambda _: None  # called with pushed messages, which RESP3 has
         self.on_lost: Callable[[], None] = lambda: None
-        self.leave: str | None = None  # an error after which this is not the right server any more
+        self.leave: str | None = None  # an error after which this is no longer the right server
         self._in_cluster = in_cluster
         self.last_error = ""  # a server that refuses a connection says why, unasked
         self._retired = False
@@ -173,7 +167,7 @@ class RedisProtocol(asyncio.Protocol):
         return future
 
     def watch(self, stall_seconds: float) -> None:
-        """From now on, close the connection when it has not answered for so long (a half-open one looks like this)."""
+        """From now on, close the connection if an answer takes longer than `stall_seconds`: it may be half-open."""
         if self.closed:
             return
         if self._pending and self._loop.time() - self._pending[0].sent_at > stall_seconds:

@@ -1,7 +1,7 @@
-"""Finds the server that holds the index and opens a connection to it: TLS, password, role; Sentinels, cluster nodes.
+"""Finds the server with the index and opens a connection to it: TLS, password, role; Sentinels, cluster nodes.
 
-All of our keys are in one slot, so there is one server to find. What Redis
-says about itself (ROLE) decides, not what others say of it: nothing may be written to a replica.
+All of our keys are in one slot, so there is one server to find. Redis' own ROLE decides, not other servers' claims:
+nothing may be written to a replica.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import ssl
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import hiredis
@@ -22,12 +21,12 @@ from kvmesh.redis.protocol import RedisProtocol, checked, explained, pack, refus
 
 NODE_SECONDS = 1.0  # for one node to answer, while others may know better
 AGREEMENT_SECONDS = 0.25  # after the first answer, for a majority to agree
-KNOWN_NODES = 32  # nodes of a cluster that are remembered beside those of the address
+KNOWN_NODES = 32  # remembered nodes of a cluster in addition to the address's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secrets:
-    """What the files held when the connection was opened."""
+    """The content of the files when the connection was opened."""
 
     password: str = field(repr=False)
     sentinel_password: str = field(repr=False)
@@ -35,21 +34,20 @@ class Secrets:
 
 
 def read_secrets(address: RedisAddress) -> Secrets:
-    """Read all files of an address; blocks. Raise IndexUnavailableError naming the option and the file."""
-    access = address.access
+    """Read all files of an address; blocks. Raise IndexUnavailableError naming the parameter and the file."""
     return Secrets(
-        password=address.password or _read_password(access.password_file, "--redis-password-file"),
-        sentinel_password=_read_password(access.sentinel_password_file, "--redis-sentinel-password-file"),
+        password=address.password or _read_password(address, "password_file"),
+        sentinel_password=_read_password(address, "sentinel_password_file"),
         tls=_read_tls(address) if address.secure else None,
     )
 
 
 class RedisRoute:
-    """Opens connections to the server that holds the index now."""
+    """Opens connections to the server that currently holds the index."""
 
     def __init__(self, address: RedisAddress, *, reads_only: bool = False) -> None:
         self.address = address
-        self.node: RedisNode | None = None  # where the last connection went
+        self.node: RedisNode | None = None  # target of the last connection
         self._reads_only = reads_only
         self.in_cluster = address.kind is RedisKind.CLUSTER
         self.can_move = address.kind is not RedisKind.STANDALONE
@@ -76,7 +74,7 @@ class RedisRoute:
         raise IndexUnavailableError("; ".join(failures))
 
     async def is_elsewhere(self) -> bool:
-        """Ask whether the server is another one by now; False where this cannot be known."""
+        """Ask whether another server is the right one by now; return False if this is unknown."""
         try:
             async with asyncio.timeout(2 * NODE_SECONDS):
                 secrets = await asyncio.to_thread(read_secrets, self.address)
@@ -87,7 +85,7 @@ class RedisRoute:
         return node != self.node and count >= _majority(self._to_ask())
 
     def moved_to(self, error: str) -> RedisNode | None:
-        """Return the node that `MOVED SLOT HOST:PORT` names; without a host, the server that answered means itself."""
+        """Return the node in `MOVED SLOT HOST:PORT`; without a host, the answering server means itself."""
         host, _, port = error.rpartition(" ")[2].rpartition(":")
         host = host.strip("[]") or (self.node.host if self.node else "")
         return RedisNode(host=host, port=int(port)) if host and port.isdecimal() else None
@@ -96,7 +94,7 @@ class RedisRoute:
         return tuple(dict.fromkeys((*self.address.nodes, *self._known)))
 
     async def _votes(self, secrets: Secrets) -> Counter[RedisNode]:
-        """Ask all at once where the server is, until most agree: a single answer may be out of date."""
+        """Ask all nodes at once for the server, until most agree: a single answer may be out of date."""
         nodes, votes, failures = self._to_ask(), Counter[RedisNode](), list[str]()
         pending = {asyncio.create_task(self._ask(node, secrets), name=f"redis-ask-{node}") for node in nodes}
         deadline = asyncio.get_running_loop().time() + NODE_SECONDS
@@ -156,7 +154,6 @@ class RedisRoute:
         return owner
 
     async def _open_server(self, node: RedisNode | None, secrets: Secrets) -> RedisProtocol:
-        """Connect, log in and check that this is the right server."""
         where = str(node or self.address.socket_path)
         protocol = await self._open_socket(node, secrets)
         try:
@@ -189,7 +186,7 @@ class RedisRoute:
     def _check_role(self, reply: Any, where: str) -> None:
         """Raise IndexUnavailableError unless this is the server that we may write to."""
         if isinstance(reply, hiredis.ReplyError):
-            # proxies and narrow users; in a cluster MOVED keeps us from writing to a replica
+            # proxies and restricted users; in a cluster MOVED keeps us from writing to a replica
             unknown = refusal_word(str(reply)) == "NOPERM" or "unknown command" in str(reply)
             if unknown and self.address.kind is not RedisKind.SENTINEL:
                 return
@@ -209,7 +206,7 @@ class RedisRoute:
             if node is None:
                 _, protocol = await loop.create_unix_connection(RedisProtocol, self.address.socket_path)
                 return protocol
-            name = (self.address.access.server_name or node.host) if secrets.tls is not None else None
+            name = (self.address.server_name or node.host) if secrets.tls is not None else None
             _, protocol = await loop.create_connection(
                 lambda: RedisProtocol(in_cluster=self.in_cluster),
                 node.host,
@@ -217,7 +214,7 @@ class RedisRoute:
                 ssl=secrets.tls,
                 server_hostname=name,
             )
-        except (OSError, ValueError) as error:  # the last: a host that is no host name
+        except (OSError, ValueError) as error:  # ValueError if the host is not a valid host name
             where = str(node or self.address.socket_path)
             raise IndexUnavailableError(f"{where}: {_connect_fault(error)}") from error
         return protocol
@@ -232,7 +229,7 @@ def _all_checked(replies: Sequence[Any], where: str) -> list[Any]:
 
 
 def _announced(entry: Sequence[Any], *, asked: RedisNode) -> RedisNode:
-    """A node in the answer to CLUSTER SLOTS; one without a name is reached where the question was asked."""
+    """Return a node in the answer to CLUSTER SLOTS; one without a name has the host of the asked node."""
     host = (entry[0] or b"").decode()
     return RedisNode(host=asked.host if host in ("", "?") else host, port=int(entry[1]))
 
@@ -243,33 +240,34 @@ def _majority(nodes: Sequence[RedisNode]) -> int:
 
 def _connect_fault(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not accepted: {error.verify_message} (--redis-ca-file, --redis-server-name)"
+        return f"its certificate is not accepted: {error.verify_message} (see ca_file and server_name in --redis)"
     if isinstance(error, ssl.SSLError):
         return f"no TLS connection: {error.reason or error} (a server without TLS is redis://)"
     return str(error) or type(error).__name__
 
 
-def _read_password(path: Path | None, option: str) -> str:
+def _read_password(address: RedisAddress, name: str) -> str:
+    path = address.files.get(name)
     if path is None:
         return ""
     try:
         # editors and `echo` end the file with a line break; no password contains one
         password = path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise IndexUnavailableError(f"{option} {path}: {_file_fault(error)}") from None
+        raise IndexUnavailableError(f"{name} {path}: {_file_fault(error)}") from None
     if not password:
-        raise IndexUnavailableError(f"{option} {path}: it is empty")
+        raise IndexUnavailableError(f"{name} {path}: it is empty")
     return password
 
 
 def _read_tls(address: RedisAddress) -> ssl.SSLContext:
-    access = address.access
-    what = f"--redis-ca-file {access.ca_file}"
+    ca_file, cert_file = address.files.get("ca_file"), address.files.get("cert_file")
+    what = f"ca_file {ca_file}"
     try:
-        context = ssl.create_default_context(cafile=access.ca_file)
-        if access.cert_file is not None:
-            what = f"--redis-cert-file {access.cert_file}"
-            context.load_cert_chain(access.cert_file, access.key_file, password=_no_passphrase)
+        context = ssl.create_default_context(cafile=ca_file)
+        if cert_file is not None:
+            what = f"cert_file {cert_file}"
+            context.load_cert_chain(cert_file, address.files.get("key_file"), password=_no_passphrase)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise IndexUnavailableError(f"{what}: {_file_fault(error)}") from None
     return context

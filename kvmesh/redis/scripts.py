@@ -1,4 +1,4 @@
-"""The Lua scripts, loaded from the files beside this module."""
+"""The Lua scripts, loaded from the files next to this module."""
 
 from importlib.resources import files
 
@@ -6,7 +6,6 @@ from kvmesh.redis.link import Script
 
 
 def _lua(name: str) -> str:
-    """Return the text of one file."""
     return files("kvmesh.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
-"""The whole registry, read so that Redis serves others meanwhile; `keys.parse_registry` takes the result.
+"""Reads the whole registry while Redis serves others; `keys.parse_registry` takes the result.
 
-A small registry is one script. Of a large one the script only names what there is, and the records are read by plain
-commands in portions; that the version is the same afterwards makes them one picture.
+A small registry is read by one script. For a large one the script only lists the records, and plain commands read them
+in portions; if the version is unchanged afterwards, they form a consistent snapshot.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,8 +13,8 @@ from kvmesh.redis.link import pack
 from kvmesh.redis.protocol import checked, unless_other_type
 from kvmesh.redis.scripts import SNAPSHOT
 
-READ_AT_ONCE = 250  # slots and streams: by script 2 to 5 ms of Redis, by plain commands under one
-ATTEMPTS = 3  # at one picture; where there is none, what contradicts itself is left out
+READ_AT_ONCE = 250  # slots and streams: by script 2 to 5 ms of Redis, by plain commands less than one
+ATTEMPTS = 3  # at a consistent snapshot; without one, contradictory records are left out
 FIELDS = (
     *(b"endpoint", b"rank", b"epoch", b"last_seq", b"last_ts", b"state"),
     *(b"reason", b"owner", b"fence", b"applied_at", b"events", b"lease_until"),
@@ -31,7 +31,7 @@ _FIELDS = b"".join(b"$%d\r\n%s\r\n" % (len(each), each) for each in FIELDS)
 
 
 async def read_snapshot(ask: Ask) -> tuple[list[Any], bool]:
-    """Return what `snapshot.lua` would, and whether it is of one instant: the arguments of `parse_registry`.
+    """Return the result of `snapshot.lua`, and whether it is of one instant: the arguments of `parse_registry`.
 
     Raise IndexUnavailableError.
     """

@@ -11,7 +11,7 @@ NONE_HASH_SEED = "vllm-none-hash"  # vLLM 0.29 and later, PYTHONHASHSEED unset
 
 ExtraKeys = tuple[Hashable, ...]
 
-# Prompts share prefixes: whole stretches of a chain are remembered, since hashing is most of a long request's cost.
+# Prompts share prefixes and hashing dominates a long request's cost, so whole stretches of a chain are remembered.
 _STRETCH_BLOCKS = 16
 _MEMO_STRETCHES = 4096  # about 12 MB
 _memo: dict[tuple[bytes, tuple[int, ...], ExtraKeys | None], list[bytes]] = {}
@@ -35,14 +35,14 @@ def block_hash(parent: bytes, token_ids: tuple[int, ...], extra_keys: ExtraKeys 
 
 
 def salt_extra_keys(cache_salt: str | None) -> ExtraKeys | None:
-    """What a `cache_salt` adds to the hash of a chain's first block, tagged as in vLLM 0.31 and later."""
+    """Return the keys that a `cache_salt` adds to a chain's first block hash, tagged as in vLLM 0.31 and later."""
     return (("cache_salt", cache_salt),) if cache_salt else None
 
 
 def extend_chain(
     hashes: list[bytes], token_ids: Sequence[int], *, block_size: int, tokens: int, cache_salt: str | None = None
 ) -> None:
-    """Append to `hashes` until it covers every full block of the first `tokens` token ids."""
+    """Extend `hashes` to all full blocks among the first `tokens` token ids."""
     full_blocks = tokens // block_size
     while len(hashes) < full_blocks:
         parent = hashes[-1] if hashes else NONE_HASH
@@ -72,5 +72,5 @@ def _chain(parent: bytes, token_ids: tuple[int, ...], extra_keys: ExtraKeys | No
 
 
 def event_hash(digest: bytes) -> int:
-    """The number in KV events: the last 8 bytes, big endian, unsigned (VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=1)."""
+    """Return the hash in KV events: its last 8 bytes, unsigned big-endian (VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=1)."""
     return int.from_bytes(digest[-8:], "big")

@@ -1,6 +1,6 @@
-"""The KV cache of one engine: blocks with reference counts and an LRU free queue, as vLLM's BlockPool.
+"""The KV cache of one engine: blocks with reference counts and an LRU free queue, like vLLM's BlockPool.
 
-The scheduler calls it. It knows blocks and hashes, nothing of requests or time.
+The scheduler calls it. It handles only blocks and hashes, not requests or time.
 """
 
 from collections import OrderedDict
@@ -10,33 +10,33 @@ from podsim.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Cach
 
 
 class BlockPool:
-    """`total_blocks` counts as vLLM's `num_gpu_blocks` does: one block of them is never handed out.
+    """The blocks of one cache; `total_blocks` includes one that is never handed out, like vLLM's `num_gpu_blocks`.
 
-    A freed block keeps its content until it is allocated again, so free blocks are also the eviction queue.
-    Equal content may sit in several blocks: each has its own stored and its own removed event.
+    A freed block keeps its content until it is allocated again, so the free queue is also the eviction queue. Several
+    blocks may hold equal content; each has its own stored event and its own removed event.
     """
 
     def __init__(self, total_blocks: int) -> None:
         self.total_blocks = total_blocks
         self._references = [0] * total_blocks
         self._hash_of: list[bytes | None] = [None] * total_blocks
-        self._oldest: dict[bytes, int] = {}  # the copy that a hit takes
-        self._younger: dict[bytes, list[int]] = {}  # further copies of the same content
+        self._oldest: dict[bytes, int] = {}  # the copy that a hit uses
+        self._younger: dict[bytes, list[int]] = {}  # other copies of the same content
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, total_blocks))
         self._events: list[CacheEvent] = []
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody uses, cached or not."""
+        """The number of blocks that no sequence uses, whether cached or not."""
         return len(self._free)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks in use by sequences, 0 to 1 (cached but unused blocks count as free)."""
+        """The share of blocks in use by sequences, 0 to 1 (cached but unused blocks count as free)."""
         return 1.0 - len(self._free) / (self.total_blocks - 1)
 
     def cached_prefix(self, hashes: Sequence[bytes], *, max_blocks: int) -> list[int]:
-        """The blocks that hold the longest cached prefix of `hashes`, at most `max_blocks`."""
+        """Return the blocks that hold the longest cached prefix of `hashes`, at most `max_blocks`."""
         blocks: list[int] = []
         for digest in hashes[:max_blocks]:
             block = self._oldest.get(digest)
@@ -46,7 +46,7 @@ class BlockPool:
         return blocks
 
     def unused(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` sit in the free queue, and so would leave it if touched."""
+        """Count the `blocks` that are in the free queue and would leave it if touched."""
         return [self._references[block] for block in blocks].count(0)
 
     def touch(self, blocks: Iterable[int]) -> None:
@@ -79,8 +79,8 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each of a sequence's blocks, given in the sequence's order.
 
-        Cached blocks join the queue's tail with the sequence's last block first, so that a prefix outlives
-        what follows it; blocks without content go to the head and are reused at once.
+        Cached blocks go to the end of the queue, the sequence's last block first, so that a prefix stays cached longer
+        than what follows it. Blocks without content go to the front and are reused first.
         """
         without_content: list[int] = []
         for block in reversed(blocks):
@@ -96,7 +96,7 @@ class BlockPool:
             self._free.move_to_end(block, last=False)
 
     def reset(self) -> bool:
-        """Forget all cached content; False, and nothing done, while any block is in use."""
+        """Empty the cache; return False and do nothing if any block is in use."""
         if len(self._free) != self.total_blocks - 1:
             return False
         self._hash_of = [None] * self.total_blocks
@@ -106,7 +106,7 @@ class BlockPool:
         return True
 
     def take_events(self) -> list[CacheEvent]:
-        """What happened since the last call, in order."""
+        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 

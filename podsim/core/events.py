@@ -1,4 +1,4 @@
-"""What happens in a prefix cache. The block pool writes these events, `wire.kv_events` puts them on the wire."""
+"""The events of a prefix cache. The block pool creates them; `wire.kv_events` encodes them for sending."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ class BlockStored:
     parent_hash: bytes | None  # digest of the block before the first one, None at the start of a chain
     token_ids: Sequence[int]  # the tokens of all blocks, in order
     block_size: int  # tokens
-    cache_salt: str | None = None  # given if it is part of the first of these blocks
+    cache_salt: str | None = None  # given if it is part of the first block's hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRemoved:
-    """One cached block was handed out again: its content is gone."""
+    """A cached block was allocated again, and its content is gone."""
 
     block_hash: bytes
 

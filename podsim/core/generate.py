@@ -1,7 +1,8 @@
-"""Text that looks like an answer: words of the tokenizer's own vocabulary, the same for the same prompt and seed.
+"""Generates text from words of the tokenizer's vocabulary, always the same for one prompt and seed.
 
-It begins by saying that it is simulated. The pod calls this once per generation, before it is scheduled. Every word is
-one token both ways, so that the text, sent back as the assistant's turn, becomes the very tokens that the cache holds.
+Each answer first says that it is simulated. The pod calls this once per generation, before scheduling it. Each word
+encodes to one token that decodes to the same word, so that when the client sends the text back as the assistant's turn,
+it has the same tokens as those in the cache.
 """
 
 import random
@@ -15,19 +16,19 @@ SHORTEST_ANSWER_TOKENS, LONGEST_ANSWER_TOKENS = 24, 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What can be generated."""
+    """The tokens that can be generated."""
 
     words: Sequence[int]  # token ids whose text starts with a space
     punctuation: Sequence[int]
     texts: Mapping[int, str]  # of all ids above, and "" for `end_of_turn`
     end_of_turn: int | None  # the token that ends a generation
-    opening: Sequence[int] = ()  # what each answer begins with, as far as its length lets it
+    opening: Sequence[int] = ()  # the start of each answer, as far as its length allows
     opening_texts: Sequence[str] = ()  # what each of these tokens adds to the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the request says about the length."""
+    """The length limits of one request."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -46,12 +47,12 @@ class Answer:
 
 
 def prompt_seed(token_ids: Sequence[int], *, seed: int) -> int:
-    """A number that depends on the prompt and on the pod's seed, and on nothing else."""
+    """Return a number that depends only on the prompt and on the pod's seed."""
     return crc32(array("I", token_ids), seed & 0xFFFFFFFF)
 
 
 def generate_answer(rng: random.Random, vocabulary: Vocabulary, limits: Limits) -> Answer:
-    """Draw an answer that obeys `limits`; it ends by itself unless `ignore_eos` is set."""
+    """Generate a random answer within `limits`; unless `ignore_eos` is set, it may end before the limit."""
     natural_tokens = max(rng.randint(SHORTEST_ANSWER_TOKENS, LONGEST_ANSWER_TOKENS), limits.min_tokens + 1)
     ends_itself = not (limits.ignore_eos or vocabulary.end_of_turn is None)
     length = min(natural_tokens, limits.max_tokens) if ends_itself else limits.max_tokens
@@ -69,7 +70,7 @@ def generate_answer(rng: random.Random, vocabulary: Vocabulary, limits: Limits) 
 
 
 def cut_at_stop(answer: Answer, stop: Sequence[str]) -> Answer:
-    """End the answer before the first stop string; the token that completes the string is the last one."""
+    """End the answer before the first stop string; the token that completes this string is the last one."""
     text = ""
     for count, piece in enumerate(answer.pieces, start=1):
         text += piece
@@ -90,7 +91,7 @@ def _draw_tokens(rng: random.Random, vocabulary: Vocabulary, count: int) -> list
     token_ids = rng.choices(vocabulary.words, k=count)
     if vocabulary.punctuation:
         position = rng.randint(4, 9)
-        while position < count:  # never two in a row: they would merge into another token
+        while position < count:  # never two punctuation tokens in a row, since they would merge into another token
             token_ids[position] = rng.choice(vocabulary.punctuation)
             position += rng.randint(4, 12)
     return token_ids

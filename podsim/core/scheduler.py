@@ -1,9 +1,10 @@
-"""The engine: continuous batching in steps, over a block pool, with time passed in.
+"""The engine: continuous batching in steps, over a block pool, with the time passed in.
 
-The pod calls `begin_step`, sleeps until the step's end, and calls `finish_step`. Follows vLLM's V1 scheduler: running
-sequences first, then first come first served; chunked prefill; blocks are cached when a step is planned; a sequence
-that finds no block for its next token pushes the youngest one back into the queue. A prompt whose KV is at another pod
-gets its blocks at once and waits until they are filled; blocks that another pod is to read outlive their generation.
+The pod calls `begin_step`, sleeps until the step's end, and calls `finish_step`. It follows vLLM's V1 scheduler:
+running sequences come first, then new ones in order of arrival; long prompts are computed in chunks; blocks are cached
+when a step is planned. If a sequence finds no block for its next token, the youngest one goes back to the queue. A
+prompt whose KV is on another pod gets its blocks at once and waits until they are filled. Blocks that another pod will
+read are kept after their generation ends.
 """
 
 from collections import deque
@@ -20,13 +21,13 @@ class EngineSettings:
     """How large and how fast the simulated engine is."""
 
     block_size: int = 16  # tokens
-    total_blocks: int = 2048  # as vLLM's num_gpu_blocks: one of them is never used
+    total_blocks: int = 2048  # as in vLLM's num_gpu_blocks, one is never used
     max_running: int = 16  # sequences in one step
     max_step_tokens: int = 2048  # prefill and decode tokens in one step (vLLM's max_num_batched_tokens)
     prefill_tokens_per_second: float = 8000.0
-    inter_token_seconds: float = 0.008  # the shortest step: the weights are read once, whatever is computed meanwhile
-    stream_seconds: float = 0.0  # that each sequence adds to its step
-    context_token_seconds: float = 0.0  # likewise each token that is attended to: its keys and values are read
+    inter_token_seconds: float = 0.008  # the shortest step, since each step reads all weights once
+    stream_seconds: float = 0.0  # added to its step by each sequence
+    context_token_seconds: float = 0.0  # added by each token attended to, to read its keys and values
 
     @property
     def capacity_tokens(self) -> int:
@@ -35,31 +36,31 @@ class EngineSettings:
 
 
 class State(Enum):
-    """Where a generation stands."""
+    """The stages of a generation."""
 
     WAITING = "waiting"
-    LOADING = "loading"  # its prompt's KV is on its way from another pod
+    LOADING = "loading"  # its prompt's KV is being read from another pod
     RUNNING = "running"
     FINISHED = "finished"
     ABORTED = "aborted"
-    FAILED = "failed"  # its prompt's KV did not come
+    FAILED = "failed"  # its prompt's KV did not arrive
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Generation:
-    """One prompt on its way through the engine. `token_ids` holds the prompt and all that will be generated."""
+    """One prompt in the engine. `token_ids` holds the prompt and all tokens that will be generated."""
 
     token_ids: list[int]
     prompt_tokens: int
     arrived_at: float  # seconds, the clock of `begin_step`
     cache_salt: str | None = None
     reports_hits: bool = False  # announce cached blocks again (kv_cache_report_mode "full")
-    loads_prompt: bool = False  # the prompt's KV is at another pod; cleared when its load starts
-    keeps_blocks: bool = False  # once finished, another pod reads them: they stay until `release_kept`
+    loads_prompt: bool = False  # the prompt's KV is on another pod; cleared when its load starts
+    keeps_blocks: bool = False  # another pod will read its blocks: keep them until `release_kept`
     state: State = State.WAITING
-    produced: int = 0  # output tokens that exist by now
-    cached_tokens: int = 0  # prompt tokens that need no computing: in the cache when first admitted, or loaded
-    loaded_tokens: int = 0  # those of them that come from another pod
+    produced: int = 0  # output tokens so far
+    cached_tokens: int = 0  # prompt tokens that need no computing: cached when first admitted, or loaded
+    loaded_tokens: int = 0  # how many of them another pod provides
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -70,13 +71,13 @@ class Generation:
 
     @property
     def known_tokens(self) -> int:
-        """Prompt tokens plus those generated so far."""
+        """The prompt tokens plus those generated so far."""
         return self.prompt_tokens + self.produced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One forward pass: which sequences compute how many tokens, and when it is done."""
+    """One forward pass: how many tokens each sequence computes, and when the pass ends."""
 
     ends_at: float
     work: list[tuple[Generation, int]]
@@ -84,7 +85,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What a step gave: the sequences that have one more token (look at their `state`), and the cache events."""
+    """The result of a step: the sequences that got a token (see their `state`), and the cache events."""
 
     produced: list[Generation]
     events: list[CacheEvent]
@@ -92,16 +93,16 @@ class StepOutcome:
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerTotals:
-    """Counters since the start."""
+    """Counts since the start."""
 
     queried_tokens: int = 0
     hit_tokens: int = 0
-    loaded_tokens: int = 0  # asked of other pods, whether they came or not
+    loaded_tokens: int = 0  # requested from other pods, whether they arrived or not
     preemptions: int = 0
 
 
 class Scheduler:
-    """Decides which sequences advance. Time is an argument; the caller sleeps."""
+    """Decides which sequences advance. The caller passes in the time and sleeps."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
@@ -109,31 +110,31 @@ class Scheduler:
         self.totals = SchedulerTotals()
         self._running: list[Generation] = []
         self._waiting: deque[Generation] = deque()
-        self._with_load: dict[Generation, None] = {}  # by the start of their loads; before all others once these end
+        self._with_load: dict[Generation, None] = {}  # in the order their loads began; once loaded, they run first
         self._started_loads: list[Generation] = []
 
     @property
     def running(self) -> int:
-        """Sequences that hold blocks."""
+        """The number of running sequences."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Sequences that are not running: in the queue, or with a load."""
+        """The number of sequences that do not run: those in the queue and those with a load."""
         return len(self._waiting) + len(self._with_load)
 
     @property
     def loading(self) -> int:
-        """Sequences whose prompt's KV is on its way."""
+        """The number of sequences whose prompt's KV is being loaded."""
         return sum(generation.state is State.LOADING for generation in self._with_load)
 
     @property
     def loaded(self) -> int:
-        """Sequences whose load has ended and that do not run yet."""
+        """The number of sequences whose load has ended and that do not run yet."""
         return len(self._with_load) - self.loading
 
     def waiting_to_load(self) -> int:
-        """Sequences in the queue whose load has not started."""
+        """Count the sequences in the queue whose load has not started."""
         return sum(generation.loads_prompt for generation in self._waiting)
 
     def add(self, generation: Generation) -> None:
@@ -141,9 +142,9 @@ class Scheduler:
         self._waiting.append(generation)
 
     def abort(self, generation: Generation) -> None:
-        """Drop a generation and free its blocks at once; no effect if it is already complete.
+        """Remove a generation and free its blocks at once; does nothing if it is finished.
 
-        Blocks that a load still writes to are freed when it ends.
+        Blocks that a load is still writing are freed when the load ends.
         """
         if generation.state is State.LOADING:
             del self._with_load[generation]
@@ -157,7 +158,7 @@ class Scheduler:
         generation.state = State.ABORTED
 
     def begin_step(self, now: float) -> Step | None:
-        """Plan the next step, or None if there is nothing to do."""
+        """Plan the next step; return None if there is nothing to do."""
         work, preempted = self._continue_running()
         if not preempted:
             self._admit_waiting(work, now=now)
@@ -176,11 +177,11 @@ class Scheduler:
         return seconds
 
     def finish_step(self, step: Step, now: float) -> StepOutcome:
-        """Account for a step that has been computed: every sequence that caught up gets its next token."""
+        """Record that a step was computed: each sequence with all its tokens computed gets its next token."""
         produced: list[Generation] = []
         for generation, tokens in step.work:
             if generation.state is not State.RUNNING:
-                continue  # aborted while the step ran
+                continue  # it was aborted during the step
             generation.computed += tokens
             if generation.computed < generation.known_tokens:
                 continue
@@ -197,17 +198,17 @@ class Scheduler:
         return StepOutcome(produced=produced, events=self.pool.take_events())
 
     def take_started_loads(self) -> list[Generation]:
-        """The generations that got blocks for their prompt's KV since the last call; end each with `finish_load`."""
+        """Return the generations given blocks to load into since the last call; end each load with `finish_load`."""
         started, self._started_loads = self._started_loads, []
         return started
 
     def finish_load(self, generation: Generation) -> None:
-        """The prompt's KV is there: the generation runs as soon as a slot is free."""
+        """Record that the prompt's KV has arrived; the generation runs as soon as there is room."""
         if self._ends_its_load(generation):
             generation.state = State.WAITING
 
     def fail_load(self, generation: Generation, *, recompute: bool) -> None:
-        """The prompt's KV does not come: fail the generation, or have it compute what is not cached then."""
+        """Record that the prompt's KV will not arrive; fail the generation, or compute the missing tokens instead."""
         if not self._ends_its_load(generation):
             return
         if recompute:
@@ -223,7 +224,7 @@ class Scheduler:
         self._release(generation)
 
     def _ends_its_load(self, generation: Generation) -> bool:
-        """Whether it still wants its load; an aborted one frees its blocks now."""
+        """Tell whether the generation still needs its load; if it was aborted, free its blocks now."""
         if generation.state is not State.LOADING:
             self._release(generation)
         return generation.state is State.LOADING
@@ -264,9 +265,9 @@ class Scheduler:
             if generation is None:
                 break
             if not generation.computed:
-                self._release(generation)  # those of a load that failed
+                self._release(generation)  # blocks of a failed load
             if generation.blocks:  # its load has ended
-                generation.computed = generation.known_tokens - 1  # the last one's logits give the next
+                generation.computed = generation.known_tokens - 1  # the last token is computed again, for the next one
             elif not self._take_cached_prefix(generation):
                 break
             elif self._count_hits(generation):
@@ -279,7 +280,7 @@ class Scheduler:
             budget -= self._run(generation, work, budget=budget)
 
     def _count_hits(self, generation: Generation) -> bool:
-        """Account for the cached prefix that was just taken; whether the rest of the prompt is to be loaded."""
+        """Count the cached prefix just found; return whether the rest of the prompt must be loaded."""
         if generation.reports_hits and generation.cached_blocks:
             self.pool.report(self._stored(generation, 0, generation.cached_blocks))
         if generation.admitted_at is None:
@@ -289,7 +290,6 @@ class Scheduler:
         return generation.loads_prompt
 
     def _run(self, generation: Generation, work: list[tuple[Generation, int]], *, budget: int) -> int:
-        """Take a generation into the step that is being planned; how many tokens it computes there."""
         self._running.append(generation)
         generation.state = State.RUNNING
         tokens = min(generation.known_tokens - generation.computed, budget)
@@ -298,7 +298,7 @@ class Scheduler:
         return tokens
 
     def _start_load(self, generation: Generation) -> None:
-        """Give a generation all blocks of its prompt; they are cached when they are filled."""
+        """Give a generation all blocks of its prompt; they count as cached once they are filled."""
         size, tokens = self.settings.block_size, generation.prompt_tokens
         generation.blocks += self.pool.allocate(-(-tokens // size) - len(generation.blocks))
         generation.loaded_tokens = tokens - generation.computed
@@ -325,7 +325,6 @@ class Scheduler:
         return True
 
     def _grow(self, generation: Generation, tokens: int) -> bool:
-        """Make room for `tokens` more tokens and cache the blocks they fill; False if blocks are short."""
         upto = generation.computed + tokens
         missing = -(-upto // self.settings.block_size) - len(generation.blocks)
         if missing > self.pool.free_blocks:

@@ -1,6 +1,7 @@
-"""OpenAI chat messages in the form that chat templates get from vLLM 0.32 (`vllm/renderers/chat_utils.py`).
+"""Puts OpenAI chat messages into the form that vLLM 0.32 gives to templates (`vllm/renderers/chat_utils.py`).
 
-The chat template and the request parser call this. Only text is understood: a text-only model refuses the rest.
+The chat template and the request parser call this. Only text is supported; as with a text-only model, other content is
+refused.
 """
 
 import json
@@ -21,19 +22,19 @@ _TEXT_PARTS = {
 _MEDIA_PARTS = frozenset(
     {"image_url", "input_image", "image_embeds", "audio_url", "input_audio", "audio_embeds", "video_url"}
 )
-_BILLING_HEADER = "x-anthropic-billing-header"  # changes with every request, so vLLM drops the line
+_BILLING_HEADER = "x-anthropic-billing-header"  # it changes with every request, so vLLM drops the line
 
 
 def normalise_messages(messages: Sequence[Any], *, parts: bool, model: str) -> list[Message]:
-    """Messages as a template gets them: contents as text (or as text parts), arguments of tool calls as objects.
+    """Return messages as a template gets them: contents as text (or text parts), tool call arguments as objects.
 
-    `parts` says that the template iterates over contents; `model` is named where the content is no text.
+    `parts` tells that the template iterates over contents; `model` is named in the error if a content is not text.
     """
     return [_normalise(message, index=index, parts=parts, model=model) for index, message in enumerate(messages)]
 
 
 def developer_as_system(messages: Sequence[Message]) -> list[Message]:
-    """Developer messages as system ones, all system messages then joined in front, if there is any developer."""
+    """Turn developer messages, if there are any, into system ones and join all system messages at the front."""
     if all(message["role"] != "developer" for message in messages):
         return list(messages)
     converted = [
@@ -124,7 +125,7 @@ def _joined(content: Any) -> str:
 
 
 def normalise_tools(tools: Sequence[Any] | None) -> list[Message] | None:
-    """Tool definitions as vLLM's request model writes them out: its fields, in its order, absent ones as null."""
+    """Return tool definitions as vLLM's request model writes them: all its fields in order, absent ones as null."""
     if tools is None:
         return None
     return [_normalise_tool(tool, index=index) for index, tool in enumerate(tools)]

@@ -1,7 +1,7 @@
-"""KV events as each generation of vLLM puts them on the wire (`vllm/distributed/kv_events.py`).
+"""Encodes KV events as each generation of vLLM sends them (`vllm/distributed/kv_events.py`).
 
-The publisher calls `encode_batch`. A batch is msgpack of `[ts, events, data_parallel_rank]`; up to vLLM 0.23 events
-are arrays whose length tells the generation, since 0.24 they are maps.
+The publisher calls `encode_batch`. A batch is msgpack of `[ts, events, data_parallel_rank]`. Up to vLLM 0.23 events are
+arrays whose length differs by generation; since 0.24 they are maps.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _MEDIUM, _GROUP, _KIND = "GPU", 0, "full_attention"
 
 
 class EventGeneration(StrEnum):
-    """Which vLLM releases the events look like."""
+    """The groups of vLLM releases that share one form of events."""
 
     G1 = "g1"  # 0.8.5 to 0.10.1: no medium, signed hashes
     G2 = "g2"  # 0.10.2 to 0.13: medium
@@ -29,7 +29,7 @@ class EventGeneration(StrEnum):
 
     @property
     def replay_has_topic(self) -> bool:
-        """Replay answers carry the topic frame since 0.26."""
+        """Tell whether replay answers include the topic frame, as they do since 0.26."""
         return self is EventGeneration.G5
 
 
@@ -54,7 +54,7 @@ _REMOVED_LENGTH = {
 def encode_batch(
     events: Sequence[CacheEvent], *, generation: EventGeneration, timestamp: float, rank: int = 0
 ) -> bytes:
-    """The payload frame of one engine step; `timestamp` is unix seconds."""
+    """Return one engine step's payload frame; `timestamp` is unix seconds."""
     encode: Callable[[CacheEvent], object]
     if generation is EventGeneration.G5:
         encode = _as_map
@@ -120,7 +120,7 @@ def _as_array(event: CacheEvent, *, stored: int, removed: int) -> list[object]:
 
 
 def _extra_keys(event: BlockStored) -> list[list[str] | None]:
-    """Per block what entered its hash besides the tokens; published without the tags of the hash."""
+    """Return what entered each block's hash besides the tokens, without the hash's tags."""
     keys: list[list[str] | None] = [None] * len(event.block_hashes)
     if event.cache_salt:
         keys[0] = [event.cache_salt]

@@ -1,7 +1,7 @@
-"""`kv_transfer_params` of requests and answers, and `--kv-transfer-config`, as vLLM 0.32's NixlConnector has them.
+"""`kv_transfer_params` and `--kv-transfer-config`, as in vLLM 0.32's NixlConnector.
 
-The pod's KV transfer calls this (pull mode, one rank). A prefill leg asks for `do_remote_decode`; its answer has the
-parameters that the decode leg brings to another pod.
+The pod's KV transfer calls this (pull mode, one rank). A prefill request asks for `do_remote_decode`; its answer has
+the parameters that the decode request then takes to another pod.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,34 +19,34 @@ _REMOTE_KEYS = ("remote_engine_id", "remote_request_id", "remote_host", "remote_
 
 
 class LoadFailurePolicy(StrEnum):
-    """What happens to a request whose prompt's KV does not come."""
+    """What happens to a request whose prompt's KV does not arrive."""
 
-    FAIL = "fail"  # vLLM's default: it ends with 500
+    FAIL = "fail"  # vLLM's default: the request ends with status 500
     RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTransferConfig:
-    """vLLM's KVTransferConfig, as far as it changes anything here."""
+    """The part of vLLM's KVTransferConfig that matters here."""
 
-    kv_role: str = "kv_both"  # told in the metrics alone: vLLM lets a pod of any role do both legs
-    engine_id: str | None = None  # None: a random one for each pod
+    kv_role: str = "kv_both"  # only affects metrics: vLLM accepts both kinds of request in any role
+    engine_id: str | None = None  # None: a random one per pod
     kv_load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
-    kv_lease_duration: float = 30  # seconds that a prefill leg's blocks stay without a sign of the decode pod
+    kv_lease_duration: float = 30  # seconds that blocks are kept without a heartbeat
 
     @property
     def shows_loads(self) -> bool:
-        """Whether vLLM has the metric of loads under way: for consumers alone."""
+        """Tell whether vLLM has the metric of running loads, which only consumers have."""
         return self.kv_role != "kv_producer"
 
     @property
     def heartbeat_seconds(self) -> float:
-        """How often a decode pod renews the leases of the prompts that it is to load."""
+        """Seconds between a decode pod's heartbeats, which renew the leases of prompts it will load."""
         return self.kv_lease_duration // 6 or self.kv_lease_duration / 6
 
     @property
     def renewal_seconds(self) -> float:
-        """How long a lease lasts at least after a heartbeat."""
+        """The least time in seconds that a lease lasts after a heartbeat."""
         return self.kv_lease_duration * 2 // 3 or self.kv_lease_duration * 2 / 3
 
 
@@ -73,7 +73,7 @@ _flag_decoder = msgspec.json.Decoder(_Flag)
 
 
 def parse_kv_transfer_config(text: str) -> KvTransferConfig:
-    """The flag's JSON object; SettingsError, in vLLM's words where vLLM refuses it."""
+    """Parse the flag's JSON object; raise SettingsError, in vLLM's wording where vLLM refuses it."""
     try:
         flag = _flag_decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -110,9 +110,9 @@ def _refuse(detail: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotePrompt:
-    """Where the KV of a decode leg's prompt is: what the prefill leg's answer said, unless a proxy changed it.
+    """Where the KV of a decode request's prompt is, from the prefill request's answer unless a proxy changed it.
 
-    `complete` says whether all keys are there; their values may still be null.
+    `complete` tells whether all keys are present; their values may still be null.
     """
 
     engine_id: str | None
@@ -124,17 +124,17 @@ class RemotePrompt:
 
 
 def wants_remote_prefill(params: Mapping[str, Any] | None) -> bool:
-    """Whether a request is a decode leg."""
+    """Tell whether a request is a decode request."""
     return bool(params and params.get("do_remote_prefill"))
 
 
 def wants_remote_decode(params: Mapping[str, Any] | None) -> bool:
-    """Whether a request is a prefill leg."""
+    """Tell whether a request is a prefill request."""
     return bool(params and params.get("do_remote_decode"))
 
 
 def remote_prompt(params: Mapping[str, Any]) -> RemotePrompt:
-    """What a decode leg says; values of another type count as null."""
+    """Read a decode request's parameters; values of the wrong type count as null."""
     groups = params.get("remote_block_ids")
     blocks = groups[0] if isinstance(groups, list) and groups and isinstance(groups[0], list) else []
     engine_id, request_id, host, port = (params.get(key) for key in _REMOTE_KEYS)
@@ -149,7 +149,7 @@ def remote_prompt(params: Mapping[str, Any]) -> RemotePrompt:
 
 
 def remote_cached_tokens(params: Mapping[str, Any] | None) -> int | None:
-    """What vLLM reports as `cached_tokens` of a decode leg: those of its prefill leg, if the parameters tell."""
+    """Return the `cached_tokens` that vLLM reports for a decode request: its prefill request's, if given."""
     if not wants_remote_prefill(params):
         return None
     assert params is not None
@@ -167,7 +167,7 @@ def prefilled_params(
     tokens: int,
     cached_tokens: int | None,
 ) -> dict[str, Any]:
-    """The `kv_transfer_params` of a prefill leg's answer; `cached_tokens` only if it generated a single token."""
+    """Return the answer's `kv_transfer_params` for a prefill request; `cached_tokens` only if it made one token."""
     params: dict[str, Any] = {
         "do_remote_prefill": True,
         "do_remote_decode": False,

@@ -1,7 +1,7 @@
-"""vLLM's Prometheus metrics of one pod: what is counted, and the text of /metrics.
+"""vLLM's Prometheus metrics of one pod: the counters, and the text of /metrics.
 
-The pod counts, the server renders on each scrape: several pods are scraped many times a second, so the text is put
-together by hand from prefixes made once. Names, labels and buckets are those of vLLM 0.32.
+The pod counts, and the server renders the text on each scrape. Since several pods are scraped many times a second, the
+text is joined from prefixes made in advance. Names, labels and buckets are those of vLLM 0.32.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
 def length_buckets(max_model_len: int) -> list[float]:
-    """1, 2, 5, 10, 20, 50, … up to the longest sequence."""
+    """Return 1, 2, 5, 10, 20, 50, … up to the longest sequence."""
     bounds = (digit * 10.0**exponent for exponent in range(12) for digit in (1, 2, 5))
     return [bound for bound in bounds if bound <= max_model_len]
 
@@ -50,7 +50,7 @@ class Histogram:
         self._sum += value
 
     def render(self) -> str:
-        """The histogram's lines."""
+        """Return the histogram's lines."""
         totals = list(accumulate(self._counts))
         lines = [f"{prefix}{total}.0\n" for prefix, total in zip(self._prefixes, totals, strict=True)]
         return f"{self._head}{''.join(lines)}{self._count_prefix}{totals[-1]}.0\n{self._sum_prefix}{self._sum}\n"
@@ -58,21 +58,21 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """What the engine says about itself at the moment of a scrape."""
+    """The engine's numbers at the moment of a scrape."""
 
     running: int
-    waiting: int  # the deferred ones included
+    waiting: int  # including the deferred ones
     kv_usage: float  # 0 to 1
     prefix_queries: int  # tokens
     prefix_hits: int  # tokens
     preemptions: int
-    deferred: int = 0  # wait for their prompt's KV, not for room
-    external_queries: int = 0  # tokens that a connector was asked for
+    deferred: int = 0  # waiting for their prompt's KV rather than for room
+    external_queries: int = 0  # tokens that the connector was asked for
     external_hits: int = 0  # tokens
 
 
 class PodMetrics:
-    """The counters of one pod since its start."""
+    """The counts of one pod since its start."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class PodMetrics:
         self._model = f'model_name="{escaped}"'
         self.started_at = started_at
         self.prompt_tokens = self.generation_tokens = 0
-        self.cached_prompt_tokens = 0  # loaded ones included
+        self.cached_prompt_tokens = 0  # including loaded ones
         self.loaded_prompt_tokens = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.rejections = dict.fromkeys(REJECTION_REASONS, 0)
@@ -116,7 +116,7 @@ class PodMetrics:
         self.queue_time = histogram(
             "request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", _REQUEST_BUCKETS
         )
-        # of ended requests, like those before
+        # of ended requests, like those above
         self.inference_time = histogram(
             "request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", _REQUEST_BUCKETS
         )
@@ -147,7 +147,7 @@ class PodMetrics:
         self._fixed = _fixed_lines(labels, block_size=block_size, total_blocks=total_blocks, started_at=started_at)
 
     def render(self, state: EngineState) -> bytes:
-        """The text of /metrics (`text/plain; version=1.0.0`)."""
+        """Return the text of /metrics (`text/plain; version=1.0.0`)."""
         labels = self.labels
         scalars = (
             ("num_requests_running", "gauge", "Number of requests in model execution batches.", state.running),
@@ -240,7 +240,7 @@ class PodMetrics:
 
 
 def _fixed_lines(labels: str, *, block_size: int, total_blocks: int, started_at: float) -> str:
-    """Metrics that never change while the pod lives."""
+    """Return the metrics that never change while the pod runs."""
     config = {
         "block_size": block_size,
         "cache_dtype": "auto",

@@ -1,6 +1,6 @@
-"""Metrics of KV transfers: vLLM 0.32's of its NixlConnector, and podsim's own of what vLLM cannot notice.
+"""Metrics of KV transfers: those of vLLM 0.32's NixlConnector, and podsim's own for errors vLLM cannot see.
 
-The KV transfer counts; the API renders them behind the pod's other metrics if the pod has a connector.
+The KV transfer counts; the API adds these after the pod's other metrics if the pod has a connector.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ _DESCRIPTORS = tuple(
 
 
 class NixlMetrics:
-    """The transfers of one pod since its start; both ends count in the same names, each its own."""
+    """One pod's transfers since its start; both ends use the same metric names, and each counts its own."""
 
     def __init__(self, *, labels: str) -> None:
         self._labels = labels
-        self.failed_transfers = 0  # handshakes and notifications included
+        self.failed_transfers = 0  # including handshakes and notifications
         self.failed_notifications = 0
         self.expired_leases = 0
         self.late_notifications = 0
@@ -51,14 +51,14 @@ class NixlMetrics:
         )
 
     def transferred(self, *, seconds: float, size: int, blocks: int) -> None:
-        """Count a transfer of `size` bytes that went well; one descriptor for a block, posted at once."""
+        """Count a successful transfer of `size` bytes, with one descriptor per block, all posted at once."""
         self.transfer_time.observe(seconds)
         self.post_time.observe(0.0)
         self.transferred_bytes.observe(size)
         self.descriptors.observe(blocks)
 
     def render(self, loads_by_stage: Mapping[str, int] | None) -> bytes:
-        """Their lines; `loads_by_stage` counts the waiting requests, None for a pod that loads nothing."""
+        """Return the lines; `loads_by_stage` counts waiting requests and is None if the pod loads nothing."""
         histograms = (self.transfer_time, self.post_time, self.transferred_bytes, self.descriptors)
         parts = [histogram.render() for histogram in histograms]
         parts += [

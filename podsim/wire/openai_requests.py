@@ -1,7 +1,7 @@
-"""Bodies of vLLM's OpenAI-compatible API, decoded in one pass, and the checks vLLM makes before rendering.
+"""Decodes request bodies of vLLM's OpenAI-compatible API and makes the checks vLLM makes before rendering.
 
-The server calls the decode functions; what they raise is a RequestRefusedError, worded as vLLM 0.32 does. Fields that
-change nothing in a simulation (sampling, log probabilities) are ignored, as unknown ones are.
+The server calls the decode functions; they raise RequestRefusedError in vLLM 0.32's wording. Unknown fields, and those
+that change nothing in a simulation (sampling, log probabilities), are ignored.
 """
 
 import json
@@ -46,12 +46,11 @@ class _Generating(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reports_cache_hits(self) -> bool:
-        """Whether cached blocks are to be announced again in the KV events."""
+        """Whether the KV events must report cached blocks again."""
         return (self.vllm_xargs or {}).get("kv_cache_report_mode") == "full"
 
     @property
     def stop_strings(self) -> list[str]:
-        """The stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
@@ -113,7 +112,7 @@ _MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
 
 
 def decode_body(body: bytes, kind: type[_Body]) -> _Body:
-    """Decode a JSON body; MalformedRequestError names the field."""
+    """Decode a JSON body; raise MalformedRequestError, which names the field, if it is wrong."""
     if not body:
         raise MalformedRequestError("Field required", kind="missing")
     try:
@@ -126,13 +125,13 @@ def decode_body(body: bytes, kind: type[_Body]) -> _Body:
 
 
 def check_chat(request: ChatRequest) -> None:
-    """The checks of vLLM's chat request model."""
+    """Make the checks of vLLM's chat request model."""
     _check_generating(request)
     check_template_use(request)
 
 
 def check_template_use(request: ChatRequest | TokenizeRequest) -> None:
-    """Refuse a chat that is both to be continued and to get a new turn, or that brings its own template."""
+    """Refuse a chat that asks both to continue a message and to start a new one, or that brings its own template."""
     if request.continue_final_message and request.add_generation_prompt:
         raise RequestRefusedError("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     if request.chat_template is not None:
@@ -143,7 +142,7 @@ def check_template_use(request: ChatRequest | TokenizeRequest) -> None:
 
 
 def check_completion(request: CompletionRequest) -> Prompt:
-    """The checks of vLLM's completion request model; returns the prompt."""
+    """Make the checks of vLLM's completion request model; return the prompt."""
     _check_generating(request)
     if request.prompt is None or request.prompt == "":
         raise RequestRefusedError(
@@ -155,7 +154,7 @@ def check_completion(request: CompletionRequest) -> Prompt:
 
 
 def check_model(request: _NamesModel, *, served: str) -> None:
-    """Refuse a model that is not served; no model at all means the served one."""
+    """Refuse a model that is not served; if none is named, the served one is used."""
     if request.model and request.model != served:
         raise UnknownModelError(request.model, served=served)
 

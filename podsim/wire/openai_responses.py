@@ -1,6 +1,7 @@
 """Answers of vLLM's OpenAI-compatible API: every key that vLLM 0.32 writes, in its order.
 
-The server calls this with what the engine produced. Streams are bytes put together by hand: one per token and client.
+The server calls this with what the engine produced. Stream chunks are formatted directly as bytes, since there is one
+per token and client.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ encode_json = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of a request. `created_cache_tokens` is None where vLLM does not tell (completions)."""
+    """Token counts of a request. `created_cache_tokens` is None where vLLM does not report it (completions)."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -28,7 +29,7 @@ class Usage:
     created_cache_tokens: int | None = None
 
     def as_object(self) -> dict[str, Any]:
-        """The `usage` of an answer that is not streamed."""
+        """Return the `usage` of an answer that is not streamed."""
         return {
             **self.as_counts(),
             "prompt_tokens_details": {
@@ -40,14 +41,14 @@ class Usage:
         }
 
     def as_stream_object(self) -> dict[str, Any]:
-        """The `usage` of a stream's last chunk, without nulls."""
+        """Return the `usage` of a stream's last chunk, without nulls."""
         details = {"cached_tokens": self.cached_tokens}
         if self.created_cache_tokens is not None:
             details["created_cache_tokens"] = self.created_cache_tokens
         return {**self.as_counts(), "prompt_tokens_details": details}
 
     def as_counts(self) -> dict[str, Any]:
-        """The three sums alone, as in chunks with continuous usage."""
+        """Return only the three sums, as in chunks with continuous usage."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
@@ -69,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What all answers and chunks of one request share."""
+    """The fields that all answers and chunks of one request share."""
 
     request_id: str
     created: int  # unix seconds
@@ -83,7 +84,7 @@ def chat_answer(
     *,
     kv_transfer_params: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The body of a chat completion."""
+    """Return the body of a chat completion."""
     return {
         "id": envelope.request_id,
         "object": "chat.completion",
@@ -109,7 +110,7 @@ def completion_answer(
     *,
     kv_transfer_params: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The body of a text completion."""
+    """Return the body of a text completion."""
     return {
         "id": envelope.request_id,
         "object": "text_completion",
@@ -126,7 +127,7 @@ def completion_answer(
 
 
 class ChunkWriter:
-    """Server-sent events of one stream. `chat` tells chat chunks from completion chunks."""
+    """Writes the server-sent events of one stream, as chat chunks if `chat` is set, else as completion chunks."""
 
     def __init__(self, envelope: Envelope, *, chat: bool) -> None:
         self._chat = chat
@@ -139,7 +140,7 @@ class ChunkWriter:
         )
 
     def role(self, index: int, *, usage: Usage | None, prompt_token_ids: Sequence[int] | None) -> bytes:
-        """The first chunk of a chat choice."""
+        """Return the first chunk of a chat choice."""
         return (
             b'%b{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]%b,'
             b'"prompt_token_ids":%b,"prompt_text":null}\n\n'
@@ -157,7 +158,7 @@ class ChunkWriter:
         usage: Usage | None = None,
         fingerprint: bool = False,
     ) -> bytes:
-        """A chunk of text; `choice` is given in the last one, and with it how the generation ended."""
+        """Return a chunk of text; `choice` is given in the last one and tells how the generation ended."""
         finish = b"null" if choice is None else encode_json(choice.finish_reason)
         stop = b"null" if choice is None else encode_json(choice.stop_reason)
         ids = b"null" if token_ids is None else encode_json(token_ids)
@@ -194,7 +195,7 @@ class ChunkWriter:
         )
 
     def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices that ends a stream with `include_usage`."""
+        """Return the chunk without choices that ends a stream with `include_usage`."""
         return b'%b],"usage":%b,"system_fingerprint":%b}\n\n' % (
             self._head,
             encode_json(usage.as_stream_object()),
@@ -203,12 +204,12 @@ class ChunkWriter:
 
 
 def error_event(error: RequestRefusedError) -> bytes:
-    """The chunk of a stream that fails."""
+    """Return the chunk of a stream that fails."""
     return b"data: %b\n\n" % error_body(error)
 
 
 def error_body(error: RequestRefusedError) -> bytes:
-    """vLLM's error object."""
+    """Return vLLM's error object."""
     return encode_json(
         {
             "error": {

@@ -1,7 +1,7 @@
-"""What podsim's pods say to each other to hand over KV: JSON lines over TCP, a reply for each message.
+"""The messages with which podsim's pods transfer KV: JSON lines over TCP, and one reply per message.
 
-The format is podsim's own. vLLM shakes hands over ZMQ and reads memory by NIXL; nothing of that is simulated but the
-time it takes. `podsim.side_channel` sends these.
+The format is podsim's own. vLLM makes its handshake over ZMQ and reads memory through NIXL; only the time this takes is
+simulated. `podsim.side_channel` sends these messages.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ LONGEST_LINE_BYTES = 16 * 1024 * 1024  # a read names every block of a prompt
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Once before the first read of an engine: is it the one, and does its KV fit?"""
+    """Asks, once before the first read from an engine, whether it is the expected one and its KV fits."""
 
     engine_id: str
     model: str
@@ -20,25 +20,25 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True, tag="read"):
-    """Send the KV of blocks; the reply comes when all of it is sent."""
+    """Asks for the KV of blocks; the reply comes when all of it has been sent."""
 
     engine_id: str
-    request_id: str  # the prefill leg's
-    first_block: int  # position of the first of the blocks in the reader's prompt
+    request_id: str  # of the prefill request
+    first_block: int  # position of the first block in the reader's prompt
     block_ids: Sequence[int]
     prompt_tokens: int
     prompt_checksum: int  # of the reader's prompt, see `podsim.core.generate.prompt_seed`
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
-    """The prefill leg's blocks are not needed any more."""
+    """Tells that the prefill request's blocks are no longer needed."""
 
     engine_id: str
     request_id: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """The blocks of these prefill legs are still to be read."""
+    """Tells that the blocks of these prefill requests will still be read."""
 
     engine_id: str
     request_ids: Sequence[str]
@@ -48,7 +48,7 @@ Message = Hello | Read | Release | Heartbeat
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """`error` refuses. `valid` says of a read that it got its prompt's KV, of a release that there was a lease."""
+    """A reply. `error` refuses; `valid` tells if a read got its prompt's KV, or if a released lease still existed."""
 
     error: str | None = None
     valid: bool = True
@@ -60,15 +60,15 @@ _reply_decoder = msgspec.json.Decoder(Reply)
 
 
 def encode_line(content: Message | Reply) -> bytes:
-    """One line, with its end."""
+    """Encode one line, with its newline."""
     return _encoder.encode(content) + b"\n"
 
 
 def decode_message(line: bytes) -> Message:
-    """What a reader asks; msgspec.DecodeError if it is none of the above."""
+    """Decode a reader's message; raise msgspec.DecodeError if it is none of the above."""
     return _message_decoder.decode(line)
 
 
 def decode_reply(line: bytes) -> Reply:
-    """What the other pod answers; msgspec.DecodeError if it is no reply."""
+    """Decode the other pod's reply; raise msgspec.DecodeError if it is not one."""
     return _reply_decoder.decode(line)

@@ -378,7 +378,7 @@ def snapshot(count: int, *, now: float = NOW, busy: bool = True, texts: bool = F
             "strategy": "kv-aware",
             "weights": WEIGHTS,
             "show_prompt_text": texts,
-            "gpu_hour_price": 0.0,
+            "pod_hour_price": 0.0,
             "currency": "USD",
         },
         "pods": pods(count, now=now, blocks=1_000_000 * count // 64 if busy else 0),

@@ -33,7 +33,7 @@ WEIGHTS = [10, *[12] * PODS, *[21] * INDEXERS]  # Redis, pods, indexers: how oft
 PAUSES = [0.0, 0.1, 0.3, 0.6, 1.5]  # seconds between two kills: now and then enough to recover, mostly not
 SETTLE_SECONDS = 90.0
 TEST_SECONDS = 600 + KILLS  # three times to settle, the last verdict, and about half a second a kill
-KVMESH = (sys.executable, "-m", "extproc")
+KVMESH = (sys.executable, "-m", "operate")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -19,8 +19,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.local.envoy_config import SocketAddress, fill_in, named, read_template
-from extproc.local.processes import find_envoy
+from operate.local.envoy_config import SocketAddress, fill_in, named, read_template
+from operate.local.processes import find_envoy
 from tests.e2e.overload_stack import OBJECTIVE, TENANT, OverloadStack, overload_stack
 from tests.e2e.stack import START_SECONDS, eventually, free_ports, listens
 from tests.integration.kv_redis import RedisServer
@@ -35,7 +35,8 @@ POLICY: dict[str, Any] = {
         "trustObjective": True,
         "classes": [{"name": name, "queueSeconds": QUEUE_SECONDS, "ttftSeconds": 1000} for name in CLASSES],
     },
-    "load": {"overload": {"unknownRequests": 2}},
+    # a busy machine may be late with a scrape: a pod whose report is too old takes some of those who wait
+    "load": {"staleAfterSeconds": 4},
     "quotas": [{"tenant": "acme", "concurrentRequests": 1000}],
 }
 
@@ -107,9 +108,7 @@ async def redis_of_all(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory, redis_of_all: RedisServer) -> AsyncIterator[OverloadStack]:
     folder, flags = tmp_path_factory.mktemp("stack"), ("--redis", redis_of_all.url)
-    # a busy machine may be late with a scrape: a pod whose report is too old takes some of those who wait
-    settings = {"stale_after_ms": 1500, "scrape_timeout_ms": 1000}
-    async with overload_stack(folder, *flags, policy=POLICY, pods=4, **settings) as started:
+    async with overload_stack(folder, *flags, policy=POLICY, pods=4) as started:
         yield started
 
 
@@ -264,13 +263,14 @@ async def replicas(
     gateway, envoy_admin, *ports = free_ports(6)
     addresses = [pod.address for pod in pods]
     config = tmp_path / "picker.json"
-    config.write_text(json.dumps({"policy": POLICY, "scrape_interval_ms": 50}))
+    load = {"staleAfterSeconds": 60}  # the pods share this process: 400 connections keep their reports back for seconds
+    config.write_text(json.dumps({"policy": {**POLICY, "load": load}, "scrape_interval_ms": 50}))
     flags = ("--config", str(config), "--endpoints", ",".join(addresses), "--redis", redis.url)
     async with AsyncExitStack() as stack:
         started = []
         for number in range(2):
             grpc, admin = ports[2 * number : 2 * number + 2]
-            command = (sys.executable, "-m", "extproc", "extproc", *flags)
+            command = (sys.executable, "-m", "operate", "extproc", *flags)
             process = subprocess.Popen([*command, "--grpc-port", str(grpc), "--admin-port", str(admin)])
             stack.callback(end, process)
             address = SocketAddress(host=HOST, port=grpc)

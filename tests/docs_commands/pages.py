@@ -14,7 +14,7 @@ from tools.docs_site import DOCS, REPOSITORY
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = [*(REPOSITORY / name for name in TOP), *sorted(DOCS.rglob("*.md"))]
 SHELL = ("", "sh", "console")
-OTHER = ("yaml", "json", "promql", "redis", "text")
+OTHER = ("yaml", "json", "promql", "redis", "toml", "python", "text")
 PROGRAM = re.compile(
     r"\(|\w+=|((\.venv/bin/)?(kvmesh|make|python|pip|vllm|kubectl|helm|istioctl|docker|git|curl|jq|yq|redis-cli)(\s|$))"
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from extproc.cli import build
+from operate.cli import build
 from tools.docs_site import REPOSITORY
 from tools.reference import commands
 

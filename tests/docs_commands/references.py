@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from extproc.install.render import render
-from extproc.install.shipped_files import read_crds
+from operate.install.render import render
+from operate.install.shipped_files import read_crds
 from tools.kustomize_tree import SAMPLE
 
 OURS = re.compile(r"\b(deployment|deploy|service|svc|statefulset|secret)(?:/| generic | )(kvmesh-[a-z0-9-]+)")

@@ -11,6 +11,6 @@ from tests.e2e.stack import Stack, running_stack
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """A mesh with three simulated pods, a small body limit and two listed models."""
-    settings = "max_body_bytes: 200000\nknown_models: [tiny, other]\n"
+    settings = "max_body_bytes: 200000\npolicy: {models: {served: [{name: other}], onlyListed: true}}\n"
     async with running_stack(tmp_path_factory.mktemp("stack"), settings=settings) as running:
         yield running

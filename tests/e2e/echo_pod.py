@@ -2,20 +2,32 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from aiohttp import web
 
 MODEL = "conformance-fake-model"  # what the suite's requests name
+GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+IDLE = "".join(f'vllm:{name}{{engine="0"}} 0.0\n' for name in GAUGES)
 
 
 @asynccontextmanager
 async def echo_pod(
-    host: str, port: int, answer: Callable[[web.Request], Awaitable[web.Response]]
+    host: str,
+    port: int,
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    *,
+    model: str = MODEL,
+    metrics: Callable[[], str] = lambda: "",
 ) -> AsyncIterator[None]:
-    """Serve it, until the block ends."""
-    app = web.Application()
-    app.router.add_get("/metrics", _metrics)
-    app.router.add_get("/v1/models", _models)
+    """Serve it, until the block ends; `metrics` are further lines of its page."""
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text=IDLE + metrics())
+
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_get("/metrics", page)
+    app.router.add_get("/v1/models", partial(_models, model))
     app.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
@@ -26,10 +38,5 @@ async def echo_pod(
         await runner.cleanup()
 
 
-async def _metrics(_: web.Request) -> web.Response:
-    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-    return web.Response(text="".join(f'vllm:{name}{{engine="0"}} 0.0\n' for name in names))
-
-
-async def _models(_: web.Request) -> web.Response:
-    return web.json_response({"data": [{"id": MODEL, "parent": None, "max_model_len": 4096}]})
+async def _models(model: str, _: web.Request) -> web.Response:
+    return web.json_response({"data": [{"id": model, "parent": None, "max_model_len": 4096}]})

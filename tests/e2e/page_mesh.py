@@ -21,10 +21,10 @@ from typing import Any
 import aiohttp
 import yaml
 
-from extproc.local.service import simulated_tokenizer
+from operate.local.service import simulated_tokenizer
 from tests.docs_commands.pages import BLOCK
-from tests.e2e.pools_mesh import mesh_policy, pool_documents, write_documents
-from tests.e2e.stack import END_SECONDS, PORT_FLAGS, START_SECONDS, Stack, eventually, free_ports
+from tests.e2e.pool_documents import inference_pool, mesh_policy, write_documents
+from tests.e2e.stack import END_SECONDS, START_SECONDS, Stack, eventually, free_mesh_ports, free_ports
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_tls import make_authority, make_certificate, tls_front
 from tools.docs_site import REPOSITORY
@@ -37,8 +37,9 @@ PORTS = {
     "extproc": ("grpc-port", "admin-port"),
     "indexer": ("indexer-admin-port",),
     "sim": ("sim-port",),
-    "up": PORT_FLAGS,
+    "up": ("port-base",),
 }
+MOST_PODS = 8  # simulated ones, of a page's `kvmesh up`
 MORE = re.compile(r"(?<!\S)…$")  # a line that leaves out what every server needs
 READY = {"extproc": "/readyz", "indexer": "/readyz", "sim": "/health"}
 REQUEST = {"model": "tiny", "messages": [{"role": "user", "content": "Why is the sea salty?"}]}
@@ -94,7 +95,8 @@ class Place:
 
         Of `kvmesh up` it is `says` that is waited for: its ready file is there a little earlier.
         """
-        ports = dict(zip(PORTS[program], free_ports(len(PORTS[program])), strict=True))
+        free = [free_mesh_ports(MOST_PODS)] if program == "up" else free_ports(len(PORTS[program]))
+        ports = dict(zip(PORTS[program], free, strict=True))
         flags = [f"--{flag} {port}" for flag, port in ports.items()]
         flags += self._needed(program, line) if MORE.search(line) else []
         flags += ["--no-live"] if program == "up" else []
@@ -109,7 +111,7 @@ class Place:
         if program == "up":
             await self._until(process, log, partial(has_said, log, says))
             return
-        scheme = "https" if "--admin-tls-cert" in line else "http"
+        scheme = "https" if "--admin-tls" in line else "http"
         address = f"{scheme}://{'localhost' if scheme == 'https' else '127.0.0.1'}:{list(ports.values())[-1]}"
         await self._until(process, log, partial(is_ready, f"{address}{READY[program]}"))
         if program == "extproc":
@@ -175,7 +177,7 @@ async def pools_picker(folder: Path, stack: Stack) -> AsyncIterator[PoolsPicker]
     pools = [
         document
         for pool, port in zip(POOLS, [*ports, *ports], strict=False)
-        for document in pool_documents(pool, port=port, ips=["127.0.0.1"])
+        for document in inference_pool(pool, port=port, ips=["127.0.0.1"])
     ]
     write_documents(documents, "pools", *pools)
     scaled = policies("docs/guides/autoscaling.md")[0]
@@ -263,7 +265,7 @@ def policies(page: str) -> list[dict[str, Any]]:
 async def write_audit(place: Place) -> None:
     """Have a picker write what audit.md reads: a chained access log, and a stream in Redis."""
     (place.folder / "keys").write_text(f"first:{secrets.token_hex(16)}\n")
-    flags = "--access-log-file audit.log --audit --audit-key-file keys --access-log-stream NAME"
+    flags = "--access-log audit.log,redis:NAME --audit --audit-key-file keys"
     await place.serve(f"kvmesh extproc {flags} …", "extproc")
 
 
@@ -283,15 +285,15 @@ async def redis_of_the_page(folder: Path, addresses: dict[str, str]) -> AsyncIte
         authority = make_authority(folder, "ca")
         ours, theirs = (make_certificate(folder, name, authority=authority) for name in ("me", "localhost"))
         async with tls_front(server.port, certificate=theirs, clients=authority) as tls:
-            user = f"--redis-username kvmesh --redis-password-file {folder / 'password'}"
+            user = f"username=kvmesh&password_file={folder / 'password'}"
             addresses |= {
                 "redis://10.0.0.5:6379/0": server.url,
                 "/secrets/redis": str(folder / "password"),
-                "rediss://redis.example:6380/0": f"rediss://localhost:{tls}/0 {user}",
+                "rediss://redis.example:6380/0?": f"rediss://localhost:{tls}/0?{user}&",
                 "/tls/ca.pem": str(authority.cert),
                 "/tls/me.pem": str(ours.cert),
                 "/tls/me.key": str(ours.key),
-                "unix:///run/redis.sock?db=2": f"'unix://{folder / 'redis.sock'}?db=2' {user}",
+                "unix:///run/redis.sock?db=2": f"'unix://{folder / 'redis.sock'}?db=2&{user}'",
             }
             yield
     finally:

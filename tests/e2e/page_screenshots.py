@@ -26,7 +26,7 @@ SECONDS_BEFORE = 100.0  # for the lines to have a past
 # caches that fill while one looks
 SMALL = ("--kv-blocks", "100", "--max-model-len", "1500", "--max-num-seqs", "8")
 # a machine that is busy with the browser is no finding; half of the streams are measured, so that few requests suffice
-SETTINGS = "index_timeout_ms: 500\nsample_share: 0.5\ntrust_objective: true\n"
+SETTINGS = "index_timeout_ms: 500\nsample_share: 0.5\npolicy: {priorities: {trustObjective: true}}\n"
 VIEWS = ("pods", "prefixes", "decisions", "classes", "latency", "index")
 DARK_VIEWS = ("pods", "prefixes", "latency")
 

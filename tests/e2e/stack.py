@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,14 +17,13 @@ from typing import Any
 
 import aiohttp
 
-from extproc.local import ports as local_ports
-from extproc.local.ports import pick_free_port
+from operate.local.ports import pick_free_port
 
 START_SECONDS = 60.0
 CONDITION_SECONDS = 15.0
 ANSWER_SECONDS = 30.0
 END_SECONDS = 30.0
-PORT_FLAGS = ("envoy-port", "grpc-port", "admin-port", "indexer-admin-port", "envoy-admin-port")
+FIXED_PORTS = 5  # of gateway, picker and indexer; the pods' come after them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +56,13 @@ class Stack:
         self.process = process
         self.http = http
 
+    @property
+    def picker(self) -> int:
+        """The process that picks now; the one of the ready file starts it again."""
+        parent = self.ready["pids"]["extproc"]
+        (child,) = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()
+        return int(child)
+
     async def send(self, method: str, path: str, *, headers: dict[str, str] | None = None, **body: Any) -> Answer:
         """Send one request through the gateway; `json=` or `data=` is the body."""
         async with self.http.request(method, f"{self.ready['gateway']}{path}", headers=headers, **body) as response:
@@ -79,7 +84,7 @@ class Stack:
 
     async def explain(self, body: Any, *, path: str = "/v1/completions") -> Any:
         """Return the picker's explanation for a body, without sending it."""
-        async with self.http.post(f"{self.ready['admin']}/explain", json=body, params={"path": path}) as response:
+        async with self.http.post(f"{self.ready['admin']}/v1/explain", json=body, params={"path": path}) as response:
             return await response.json()
 
     async def metric(self, name: str) -> float:
@@ -87,6 +92,11 @@ class Stack:
         async with self.http.get(f"{self.ready['admin']}/metrics") as response:
             lines = (await response.text()).splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
+
+    async def upstream_connections(self, pod: str) -> int:
+        """Return the connections to a pod that Envoy believes to be open."""
+        async with self.http.get(f"{self.ready['envoy_admin']}/clusters") as response:
+            return sum(map(int, re.findall(rf"::{re.escape(pod)}::cx_active::(\d+)", await response.text())))
 
     async def open_bookings(self) -> int:
         """Return the exchanges that the picker believes to be under way."""
@@ -120,20 +130,9 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def free_port_range(count: int, *, avoid: Sequence[int]) -> int:
-    """Return the first of `count` neighbouring free ports."""
-    while True:
-        (first,) = free_ports(1)
-        row = range(first, first + count)
-        if row[-1] not in local_ports.pickable_ports() or not set(row).isdisjoint(avoid):
-            continue
-        try:
-            opened = [socket.create_server(("127.0.0.1", port)) for port in row]
-        except OSError:
-            continue
-        for each in opened:
-            each.close()
-        return first
+def free_mesh_ports(pods: int) -> int:
+    """Return a free --port-base for `kvmesh up` with so many simulated pods."""
+    return pick_free_port(host="0.0.0.0", avoid=(), count=FIXED_PORTS + pods)
 
 
 @asynccontextmanager
@@ -148,11 +147,9 @@ async def running_stack(
     """Start `kvmesh up`, wait for its ready file, and end it; its own output goes to a file that failures show."""
     ready_file, config, output = tmp_path / "ready.json", tmp_path / "kvmesh.yaml", tmp_path / "up.log"
     config.write_text(settings, encoding="utf-8")
-    ports = free_ports(len(PORT_FLAGS))
-    where = [f"--{flag}={port}" for flag, port in zip(PORT_FLAGS, ports, strict=True)]
+    where = ["--port-base", str(free_mesh_ports(0 if endpoints else pods))]
     where += ["--endpoints", ",".join(endpoints)] if endpoints else ["--pods", str(pods)]
-    where += [] if endpoints else ["--sim-port", str(free_port_range(pods, avoid=ports))]
-    command = [sys.executable, "-m", "extproc", "up", "--no-live", "--ready-file", str(ready_file), *where]
+    command = [sys.executable, "-m", "operate", "up", "--no-live", "--ready-file", str(ready_file), *where]
     if settings:
         command += ["--config", str(config)]
     with output.open("wb") as log:

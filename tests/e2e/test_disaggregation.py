@@ -206,13 +206,3 @@ async def test_a_client_that_leaves_ends_the_leg_in_the_engine(tmp_path: Path) -
         await eventually(lambda: pods_sum(stack, [prefill], "vllm:num_requests_running"), lambda running: running == 0)
         await eventually(lambda: pods_sum(stack, [prefill], "vllm:kv_cache_usage_perc"), lambda usage: usage == 0.0)
         await eventually(stack.open_bookings, lambda open_: open_ == 0)
-
-
-async def test_a_clients_own_parameters_and_headers_reach_no_pod(tmp_path: Path) -> None:
-    async with split_stack(tmp_path, 1, 1, policy="rule: thresholds") as (stack, _, decode, _p):
-        for path, body in forms("short"):
-            parameters = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_host": "127.0.0.1"}
-            status, served_by, _ = await answer(stack, path, body | {"kv_transfer_params": parameters})
-            assert (status, served_by) == (200, decode[0])
-        assert await pods_sum(stack, decode, "vllm:nixl_num_failed_transfers_total") == 0
-        assert await pods_sum(stack, decode, "vllm:external_prefix_cache_hits_total") == 0

@@ -31,7 +31,7 @@ from tests.e2e.page_mesh import (
     redis_of_the_page,
     write_audit,
 )
-from tests.e2e.stack import END_SECONDS, PORT_FLAGS, START_SECONDS, Stack, eventually, free_ports, running_stack
+from tests.e2e.stack import END_SECONDS, START_SECONDS, Stack, eventually, free_mesh_ports, running_stack
 from tests.required_programs import lacks
 from tools.docs_site import REPOSITORY
 
@@ -105,11 +105,7 @@ async def test_make_demo_starts_a_mesh_whose_lines_to_copy_work(tmp_path: Path) 
     if shutil.which("make") is None or not installed.exists():
         lacks("needs make, and what `make install` has made")
     ready, log = tmp_path / "ready.json", tmp_path / "log"
-    flags = [
-        f"--{flag} {port}"
-        for flag, port in zip(("sim-port", *PORT_FLAGS), free_ports(1 + len(PORT_FLAGS)), strict=True)
-    ]
-    arguments = f"--no-live --pods 1 --ready-file {ready} {' '.join(flags)}"
+    arguments = f"--no-live --pods 1 --ready-file {ready} --port-base {free_mesh_ports(1)}"
     # -o: what is installed stays as it is
     command = ["make", "--no-print-directory", "-o", ".venv/.installed", "demo", f"ARGS={arguments}"]
     with log.open("wb") as output:

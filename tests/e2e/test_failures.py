@@ -110,14 +110,14 @@ async def test_a_frozen_indexer_is_said_by_the_decision(tmp_path: Path) -> None:
 
 async def test_sheddable_requests_get_503_while_every_pod_is_saturated(tmp_path: Path) -> None:
     policy = {
+        "scoring": {"strategy": "least-request"},  # equal prompts would rather wait together
         "priorities": {
             "objectives": [{"name": "batch", "priorityClass": "sheddable"}],
             "classes": [{"name": "sheddable", "queueRequests": 0, "ttftSeconds": 600}],  # none waits in the picker
         },
-        "load": {"overload": {"waitingRequests": 2, "leastRetrySeconds": 3, "mostRetrySeconds": 3}},
+        "load": {"overload": {"waitingRequests": 2}},
     }
-    # by least request: equal prompts would rather wait together
-    settings = json.dumps({"policy": policy, "max_num_seqs": 1, "strategy": "least-request"})
+    settings = json.dumps({"policy": policy, "max_num_seqs": 1})
     async with running_stack(tmp_path, settings=settings, pods=2) as stack:
         body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
         load: list[asyncio.Task[Any]] = []
@@ -138,7 +138,8 @@ async def test_sheddable_requests_get_503_while_every_pod_is_saturated(tmp_path:
 
         await eventually(is_saturated, bool)
         shed = await batch()
-        assert (shed.status, shed.headers["retry-after"], shed.headers["x-kvmesh-reason"]) == (503, "3", "queue-full")
+        assert (shed.status, shed.headers["x-kvmesh-reason"]) == (503, "queue-full")
+        assert 1 <= int(shed.headers["retry-after"]) <= 60
         assert shed.json["error"]["code"] == "overloaded"
         for task in load:
             task.cancel()
@@ -150,12 +151,12 @@ async def test_sheddable_requests_get_503_while_every_pod_is_saturated(tmp_path:
 async def test_a_dead_pod_that_nobody_noticed_yet_costs_a_retry_and_no_error(tmp_path: Path) -> None:
     async with simulated_pods(3) as pods:
         # the picker keeps its first picture of the pods: only Envoy can find out
-        settings = "scrape_interval_ms: 600000\nstale_after_ms: 600000\n"
+        settings = "scrape_interval_ms: 600000\npolicy: {load: {staleAfterSeconds: 600}}\n"
         async with running_stack(tmp_path, "--model", "tiny", settings=settings, endpoints=list(pods)) as stack:
             dead, process = next(iter(pods.items()))
             process.kill()
             process.wait(20)
-            answers = [await stack.send("GET", "/v1/models") for _ in range(40)]
+            answers = [await stack.send("GET", "/health") for _ in range(40)]
             assert {answer.status for answer in answers} == {200}
             assert dead not in {answer.upstream for answer in answers}
             await eventually(stack.open_bookings, lambda count: count == 0)

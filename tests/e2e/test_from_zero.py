@@ -59,7 +59,6 @@ async def from_zero(folder: Path, **autoscale: Any) -> AsyncIterator[Zero]:
     policy = {
         "autoscale": {"both": {"minReplicas": 0, "maxReplicas": 4, **autoscale}},
         "priorities": {"trustObjective": True},
-        "load": {"overload": {"retryJitter": 0}},
     }
     settings = json.dumps({"policy": policy, "scrape_interval_ms": 50})
     async with running_stack(folder, "--model", "tiny", endpoints=[f"127.0.0.1:{port}"], settings=settings) as stack:
@@ -99,7 +98,7 @@ async def test_a_wait_in_vain_ends_with_503_and_says_when_to_come_back(tmp_path:
     async with from_zero(tmp_path, startSeconds=40, waitFromZeroSeconds=0.5) as zero:
         answer = await zero.ask("standard")
         assert (answer.status, answer.headers["x-kvmesh-reason"]) == (503, "no-pod-in-time")
-        assert 30 <= int(answer.headers["retry-after"]) <= 40  # what is left of the 40 s
+        assert 30 <= int(answer.headers["retry-after"]) <= 60  # what is left of the 40 s, and up to half more
         assert answer.json["error"]["code"] == "no_ready_endpoint"
 
 

@@ -37,7 +37,7 @@ async def mesh(folder: Path) -> AsyncIterator[Stack]:
 
 async def start(folder: Path, *words: str) -> asyncio.subprocess.Process:
     gateway = json.loads((folder / "ready.json").read_text())["gateway"]
-    command = (sys.executable, "-m", "extproc", "load", "--server", gateway, "-o", "json", *words)
+    command = (sys.executable, "-m", "operate", "load", "--server", gateway, "-o", "json", *words)
     return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
 
 
@@ -74,20 +74,18 @@ async def test_the_same_questions_find_more_in_the_caches_than_by_round_robin(me
     assert ours["answered"] == in_turn["answered"] == ours["requests"] > 10
     assert set(in_turn["servers"]) == set(mesh.ready["endpoints"])
     assert sum(ours["servers"].values()) == ours["answered"]
-    # and one to learn that somebody answers
-    assert await mesh.metric("kvmesh_picks_total") - picks == ours["answered"] + ours["warm_up"] + 1
+    assert await mesh.metric("kvmesh_picks_total") - picks == ours["answered"] + ours["warm_up"]
 
 
-async def test_a_second_run_finds_nothing_of_the_first_unless_its_salt_is_the_same(mesh: Stack, folder: Path) -> None:
+async def test_a_second_run_finds_nothing_of_the_first(mesh: Stack, folder: Path) -> None:
     words = ("burst", "--rate", "5", "--duration", "1s", "--prompt-tokens", "400", "--answer-tokens", "2")
 
-    async def hit_rate(*more: str) -> float:
-        _, report = await end(await start(folder, *words, *more))
+    async def hit_rate() -> float:
+        _, report = await end(await start(folder, *words))
         return float(report["arms"][0]["hit_rate"])
 
-    first, salted, again = await hit_rate(), await hit_rate("--salt", "mine"), await hit_rate("--salt", "mine")
-    assert again > max(first, salted) + 0.1
-    assert again > 0.85
+    first, again = await hit_rate(), await hit_rate()
+    assert 0.0 < again < first + 0.1 < 0.9
 
 
 async def test_a_trace_is_replayed_at_the_rate(mesh: Stack, folder: Path) -> None:
@@ -143,7 +141,7 @@ async def test_a_pod_that_is_killed_costs_what_it_was_answering_and_no_more(mesh
 
 
 async def test_chaos_kills_pods_by_itself_and_requests_go_on(tmp_path: Path) -> None:
-    async with running_stack(tmp_path, "--chaos", "--chaos-seconds", "1") as mesh:
+    async with running_stack(tmp_path, "--chaos", "1") as mesh:
         first = mesh.ready["pids"]
         status = [200]
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.telemetry import metrics as picker
+from extproc.ledger import metrics as picker
 from kv_indexer.telemetry import metrics as indexer
 from tests.e2e.stack import Stack, eventually, running_stack
 
@@ -21,12 +21,12 @@ SETTINGS: Mapping[str, Any] = {
     "index_timeout_ms": 1000,
     "sample_share": 1.0,
     "policy": {
-        "observability": {"gpuHourPrice": 3.6, "currency": "EUR"},
+        "observability": {"podHourPrice": 3.6, "currency": "EUR"},
         "quotas": [{"tenant": "acme", "requestsPerMinute": 100_000}],
-    },
-    "models": {
-        "served": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
-        "rules": [{"model": "chat", "targets": [{"model": "tiny", "weight": 1}]}],
+        "models": {
+            "served": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
+            "rules": [{"model": "chat", "targets": [{"model": "tiny", "weight": 1}]}],
+        },
     },
 }
 TENANT, OBJECTIVE = "x-gateway-inference-fairness-id", "x-gateway-inference-objective"

@@ -35,7 +35,7 @@ async def events(stack: Stack, body: dict[str, Any]) -> list[Any]:
 async def test_a_client_sees_its_own_name_and_predictions_come_true(
     body_mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KVMESH_MODELS", json.dumps(RULES))
+    monkeypatch.setenv("KVMESH_POLICY", json.dumps({"models": RULES}))
     async with running_stack(tmp_path, f"--body-mode={body_mode}", pods=2, settings="sample_share: 0") as stack:
         body = chat()
         first = await stack.send("POST", "/v1/chat/completions", json=body)

@@ -14,7 +14,6 @@ import pytest_asyncio
 
 from tests.e2e.overload_stack import OverloadStack, overload_stack, say
 
-RETRY_SECONDS = 0.9  # the client's own first wait is at most 0.5 s
 CLASSES: list[dict[str, Any]] = [
     {"name": "sheddable", "queueRequests": 1},
     {"name": "batch", "priority": -50, "sheddable": True, "queueRequests": 0, "refusalStatus": 429},
@@ -28,13 +27,7 @@ CLASSES: list[dict[str, Any]] = [
         "degrade": [{"step": "cap-output", "tokens": 7, "enter": 1, "leave": 0.5, "leastSeconds": 0}],
     },
 ]
-OVERLOAD = {
-    "queueRequests": 3,
-    "leastRetrySeconds": RETRY_SECONDS,
-    "mostRetrySeconds": RETRY_SECONDS,
-    "retryJitter": 0,
-}
-POLICY: dict[str, Any] = {"priorities": {"classes": CLASSES}, "load": {"overload": OVERLOAD}}
+POLICY: dict[str, Any] = {"priorities": {"classes": CLASSES}, "load": {"overload": {"queueRequests": 3}}}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -110,13 +103,9 @@ async def test_a_refusal_is_the_clients_internal_server_error_with_our_words(mes
     error = caught.value
     assert (error.status_code, error.code, error.type) == (503, "overloaded", "server_error")
     assert "the pool is busy" in error.message
-    assert "try again in 1 s" in error.message
     headers = error.response.headers
-    assert {name: headers[name] for name in ("retry-after", "x-kvmesh-reason", "x-kvmesh-priority")} == {
-        "retry-after": "1",
-        "x-kvmesh-reason": "queue-full",
-        "x-kvmesh-priority": "sheddable",
-    }
+    assert f"try again in {headers['retry-after']} s" in error.message
+    assert (headers["x-kvmesh-reason"], headers["x-kvmesh-priority"]) == ("queue-full", "sheddable")
     mesh.free()
     assert (await first).status_code == 200
 
@@ -137,7 +126,8 @@ async def test_the_clients_own_retry_comes_when_it_was_told_to_and_is_served(mes
     answer = await task
     assert (answer.status_code, answer.retries_taken) == (200, 1)
     state = await mesh.stack.state()
-    assert RETRY_SECONDS <= state["decisions"][0]["at"] - refused < RETRY_SECONDS + 5
+    # the least Retry-After, and the client's own first wait is at most 0.5 s
+    assert 1.0 <= state["decisions"][0]["at"] - refused < 10.0
 
 
 async def _decided(mesh: OverloadStack, *, after: float) -> float:

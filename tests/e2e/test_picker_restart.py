@@ -12,8 +12,8 @@ from pathlib import Path
 
 import aiohttp
 
-from extproc.local.envoy_config import SocketAddress, fill_in, read_template
-from extproc.local.processes import find_envoy
+from operate.local.envoy_config import SocketAddress, fill_in, read_template
+from operate.local.processes import find_envoy
 from tests.e2e.stack import eventually, free_ports, listens, simulated_pods
 
 HOST = "127.0.0.1"
@@ -44,7 +44,7 @@ async def test_a_restarting_picker_cuts_no_answer_and_refuses_no_request(tmp_pat
         envoy_file.write_text(json.dumps(config), encoding="utf-8")
         picker_flags = ("--endpoints", ",".join(pods), "--redis", f"redis://{HOST}:{no_redis}/0")
         ports = ("--grpc-port", str(grpc), "--admin-port", str(picker_admin))
-        picker_command = (sys.executable, "-m", "extproc", "extproc", *picker_flags, *ports, "--drain-seconds", "0.5")
+        picker_command = (sys.executable, "-m", "operate", "extproc", *picker_flags, *ports, "--drain-seconds", "0.5")
         envoy_command = (str(find_envoy()), "-c", str(envoy_file), "--disable-hot-restart", "--log-level", "error")
         async with (
             process(*picker_command, ready_port=grpc) as picker,
@@ -53,7 +53,7 @@ async def test_a_restarting_picker_cuts_no_answer_and_refuses_no_request(tmp_pat
         ):
 
             async def routed() -> int:
-                async with http.get("/v1/models") as response:
+                async with http.get("/health") as response:
                     return response.status
 
             await eventually(routed, lambda status: status == 200)

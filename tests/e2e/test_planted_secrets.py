@@ -18,10 +18,10 @@ import aiohttp
 import redis
 from aiohttp import web
 
-from extproc.local.service import simulated_tokenizer
+from extproc.ledger.record_targets import stream_key
 from extproc.prompts.tokenizer import ModelTokenizer
-from extproc.records.record_targets import stream_key
 from extproc.requests.openai import parse_request
+from operate.local.service import simulated_tokenizer
 from tests.e2e.planted import Secrets, leaks, token_traces, traces_of
 from tests.e2e.stack import Stack, eventually, running_stack
 from tests.integration.kv_redis import RedisServer
@@ -129,9 +129,7 @@ def write_settings(folder: Path, *, otlp: str) -> str:
             "admin_token_file": str(folder / "token"),
             "pod_key_file": str(folder / "pod-key"),
             "otlp_endpoint": otlp,
-            "access_log": True,
-            "access_log_file": str(folder / "access.log"),
-            "access_log_stream": STREAM,
+            "access_log": ["stdout", str(folder / "access.log"), f"redis:{STREAM}"],
             "audit": True,
             "audit_key_file": str(folder / "audit-key"),
             "sample_share": 1.0,
@@ -296,7 +294,7 @@ import {module} as module
 async def crash(*_, **__):
     raise RuntimeError({words!r})
 {where} = crash
-from extproc.cli import main
+from operate.cli import main
 main()
 """
 
@@ -312,7 +310,7 @@ def test_neither_a_crash_nor_a_refusal_prints_the_settings() -> None:
     runs = [
         (["-c", crashing_picker, *picker, good], b"RuntimeError: (its message is left out"),
         (["-c", crashing_indexer, *indexer, good], b"RuntimeError: (its message is left out"),
-        (["-m", "extproc", *picker, bad], b"--redis"),
+        (["-m", "operate", *picker, bad], b"--redis"),
     ]
     started = [
         (subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT), said)

@@ -36,7 +36,7 @@ SLOW = ("--model", "slow", "--inter-token-ms", "300", "--prefill-tokens-per-seco
 async def mesh(tmp_path: Path, *flags: str) -> AsyncIterator[Stack]:
     """One pod for each of the models quick, late and slow."""
     served = [{"name": name, "tokens": "text"} for name in ("quick", "late", "slow")]
-    settings = json.dumps({"sample_share": 1.0, "policy": POLICY, "models": {"served": served}})
+    settings = json.dumps({"sample_share": 1.0, "policy": POLICY | {"models": {"served": served}}})
     async with (
         simulated_pods(1, *QUICK) as quick,
         simulated_pods(1, *LATE) as late,

@@ -25,7 +25,7 @@ async def test_a_password_is_used_and_shown_nowhere(way: str, tmp_path: Path) ->
     address = f"redis://127.0.0.1:{redis.port}/0"
     flags = {
         "in the address": ("--redis", address.replace("//", f"//:{PASSWORD}@")),
-        "in a file": ("--redis", address, "--redis-password-file", str(tmp_path / "password")),
+        "in a file": ("--redis", f"{address}?password_file={tmp_path / 'password'}"),
     }
     try:
         async with running_stack(tmp_path / "up", *flags[way]) as stack:

@@ -17,7 +17,7 @@ from bench.replicas import SETUPS, Envoy, Load, Outcome, Pickers, Setup, run_set
 ONE, SHARED, _ = SETUPS
 # reports of the pods come once, at the start: what pickers know beyond it they have from each other, however slow
 BLIND = (
-    *("--strategy=least-request", "--scrape-interval-ms=600000", "--stale-after-ms=6000000"),
+    *("--policy={scoring: {strategy: least-request}, load: {staleAfterSeconds: 6000}}", "--scrape-interval-ms=600000"),
     "--index-timeout-ms=10000",
 )
 BODY = msgspec.json.encode({"model": "tiny", "prompt": "one two three", "max_tokens": 5})

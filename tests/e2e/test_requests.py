@@ -42,7 +42,8 @@ async def test_a_repeated_chat_lands_on_the_pod_that_holds_it(stack: Stack) -> N
 
 
 async def test_without_a_tokenizer_the_pods_tell_the_tokens_and_what_is_expected_comes_true(tmp_path: Path) -> None:
-    settings = "models: {served: [{name: tiny, tokens: auto}]}\n"  # the pods' folder is on this machine, and else found
+    # the pods' folder is on this machine, and found otherwise
+    settings = "policy: {models: {served: [{name: tiny, tokens: auto}]}}\n"
     async with simulated_pods(2) as pods, running_stack(tmp_path, endpoints=list(pods), settings=settings) as mesh:
         chat = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": fresh_prompt()}]}
         first = await mesh.send("POST", "/v1/chat/completions", json=chat)
@@ -59,7 +60,7 @@ async def test_without_a_tokenizer_the_pods_tell_the_tokens_and_what_is_expected
 async def test_a_folder_whose_tokens_are_not_the_pods_is_found_and_the_pods_tell_them(tmp_path: Path) -> None:
     (tmp_path / "other.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     served = {"name": "tiny", "tokenizer": str(TINY_MODEL), "chatTemplate": str(tmp_path / "other.jinja")}
-    settings = json.dumps({"models": {"served": [served]}})
+    settings = json.dumps({"policy": {"models": {"served": [served]}}})
     async with simulated_pods(2) as pods, running_stack(tmp_path, endpoints=list(pods), settings=settings) as mesh:
         state = await eventually(mesh.state, lambda state: state["token_states"].get("tiny", [""])[0] == "differs")
         assert "other tokens than" in state["token_states"]["tiny"][1]
@@ -104,7 +105,7 @@ async def test_requests_without_a_body_are_balanced(stack: Stack) -> None:
     served: set[str] = set()
 
     async def one_more() -> set[str]:
-        answer = await stack.send("GET", "/v1/models")
+        answer = await stack.send("GET", "/health")
         assert answer.status == 200
         served.add(answer.upstream)
         return served
@@ -164,9 +165,9 @@ async def test_a_model_that_is_not_listed_is_answered_404(stack: Stack) -> None:
 
 async def test_a_listed_model_without_a_tokenizer_is_routed_on_load(stack: Stack) -> None:
     answer = await stack.complete("hello", model="other")
-    assert answer.headers["x-kvmesh-upstream"]  # it is the pod that answers 404 here, not the picker
+    assert answer.headers["x-kvmesh-upstream"]  # a pod answers 404 here, not the picker, and none makes its tokens
     decision = (await stack.state())["decisions"][0]
-    assert (decision["model"], decision["degraded"]) == ("other", ["no-tokenizer-for-model"])
+    assert (decision["model"], decision["degraded"]) == ("other", ["render-unavailable"])
 
 
 async def test_a_body_of_several_chunks_reaches_the_pod_unchanged(stack: Stack) -> None:
@@ -242,7 +243,7 @@ async def test_buffered_bodies_are_served_alike(tmp_path: Path) -> None:
         repeat = await stack.complete(prompt)
         assert (repeat.status, repeat.upstream) == (200, first.upstream)
         assert repeat.cached_tokens > 0
-        assert (await stack.send("GET", "/v1/models")).status == 200
+        assert (await stack.send("GET", "/health")).status == 200
         too_large = await stack.complete("x" * 200_000)
         assert error_of(too_large) == (413, "body-too-large", "invalid_request_error", "application/json")
         await vanish(stack)

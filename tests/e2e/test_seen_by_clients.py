@@ -16,11 +16,12 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.install.envoy_filters import REQUEST_ID as REQUEST_ID_OF_ROUTES
-from extproc.local.envoy_config import SocketAddress
+from extproc.models.models import ModelTable
 from extproc.policy.values import Steering
-from extproc.pools.decision_headers import DECISION_HEADER, PREDICTED_HEADER
-from extproc.settings.observation_settings import ObservationSettings
+from extproc.pools.plan_response import DECISION_HEADER, PREDICTED_HEADER
+from extproc.settings.observation_settings import AccessLogTargets, ObservationSettings
+from operate.install.envoy_filters import REQUEST_ID as REQUEST_ID_OF_ROUTES
+from operate.local.envoy_config import SocketAddress
 from podsim.model_folder import TINY_MODEL
 from tests.e2e.stack import eventually, free_ports, simulated_pods
 from tests.integration.envoy_process import running_envoy
@@ -82,8 +83,8 @@ async def way(
 ) -> AsyncIterator[Way]:
     log = tmp_path / "access.log"
     steering = Steering.ORIGINAL_DST if file == "original-dst.yaml" else Steering.OVERRIDE_HOST
-    settings = {"model": "tiny", "tokenizer_folder": TINY_MODEL, "known_models": frozenset({"tiny"})}
-    settings |= {"steering": steering, "observation": ObservationSettings(access_log_file=log)}
+    settings = {"model": "tiny", "tokenizer_folder": TINY_MODEL, "models": ModelTable(only_listed=True)}
+    settings |= {"steering": steering, "observation": ObservationSettings(access_log=AccessLogTargets(file=log))}
     async with (
         running_picker((), **settings | {"endpoints": tuple(pods), "max_body_bytes": 100_000} | changes) as picker,
         running_envoy(

@@ -22,7 +22,7 @@ async def test_a_quota_and_a_class_that_may_be_refused_only_count(tmp_path: Path
         "quotas": [{"tenant": "acme", "requestsPerMinute": 60, "burstSeconds": 2}],
         "priorities": {"classes": [{"name": "hasty", "priority": -10, "sheddable": True, "ttftSeconds": 0.001}]},
     }
-    async with overload_stack(tmp_path, policy=policy, access_log=True, access_log_file=str(log)) as mesh:
+    async with overload_stack(tmp_path, policy=policy, access_log=str(log)) as mesh:
         stack = mesh.stack
         for pod in mesh.pods:
             pod.release()

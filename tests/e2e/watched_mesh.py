@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from extproc.local.service import simulated_tokenizer
+from operate.local.service import simulated_tokenizer
 from tests.e2e.overload_stack import OBJECTIVE, TENANT
 from tests.e2e.stack import END_SECONDS, Stack, eventually, free_ports, listens, running_stack
 from tests.integration.kv_publisher import ScriptedPod, running_pod
@@ -46,36 +46,36 @@ SETTINGS: dict[str, Any] = {
     "policy": {
         "prefixCache": {"alertHitRatio": 0.95},
         # a pod that fails goes on getting requests: it is to be seen
-        "load": {"health": {"leastRequests": 1_000_000}},
+        "load": {"health": {"avoidSeconds": 0.001}},
         "disaggregation": {"enabled": True, "rule": "thresholds", "promptTokens": LONG_TOKENS},
         "autoscale": {
-            "both": {"minReplicas": 1, "maxReplicas": 8, "podHourPrice": 2.5},
+            "both": {"minReplicas": 1, "maxReplicas": 8},
             "prefill": {"minReplicas": 1, "maxReplicas": 8, "variants": [VARIANT]},
         },
-        "observability": {"gpuHourPrice": 2.5, "currency": "EUR"},
+        "observability": {"podHourPrice": 2.5, "currency": "EUR"},
         "quotas": [
             {"tenant": "acme", "requestsPerMinute": 100_000},
             {"tenant": "stingy", "requestsPerMinute": 6, "burstSeconds": 10},
         ],
-    },
-    "priorities": {
-        "trustObjective": True,
-        "classes": [
-            {"name": "standard", "ttftSeconds": 2, "queueSeconds": 5, "ceiling": 1},
-            {"name": "sheddable", "ttftSeconds": 0.3, "queueSeconds": 2, "ceiling": 1},
-            {
-                "name": "critical",
-                "ttftSeconds": 0.05,
-                "degrade": [{"step": "cap-output", "tokens": 12, "enter": 0.5, "leave": 0.3, "leastSeconds": 1}],
-            },
-        ],
-    },
-    "models": {
-        "served": [
-            *({"name": name, "tokenizer": str(simulated_tokenizer())} for name in (MODEL, SMALL)),
-            {"name": UNREAD, "tokens": "text"},
-        ],
-        "rules": [{"model": "chat", "targets": [{"model": MODEL, "weight": 2}, {"model": SMALL, "weight": 1}]}],
+        "priorities": {
+            "trustObjective": True,
+            "classes": [
+                {"name": "standard", "ttftSeconds": 2, "queueSeconds": 5, "ceiling": 1},
+                {"name": "sheddable", "ttftSeconds": 0.3, "queueSeconds": 2, "ceiling": 1},
+                {
+                    "name": "critical",
+                    "ttftSeconds": 0.05,
+                    "degrade": [{"step": "cap-output", "tokens": 12, "enter": 0.5, "leave": 0.3, "leastSeconds": 1}],
+                },
+            ],
+        },
+        "models": {
+            "served": [
+                *({"name": name, "tokenizer": str(simulated_tokenizer())} for name in (MODEL, SMALL)),
+                {"name": UNREAD, "tokens": "text"},
+            ],
+            "rules": [{"model": "chat", "targets": [{"model": MODEL, "weight": 2}, {"model": SMALL, "weight": 1}]}],
+        },
     },
 }
 
@@ -151,7 +151,7 @@ class WatchedMesh:
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a process of `kvmesh up`."""
-        os.kill(self.stack.ready["pids"][name], number)
+        os.kill((self.stack.ready["pids"] | {"extproc": self.stack.picker})[name], number)
 
     async def _talk(
         self,
@@ -269,7 +269,7 @@ def _indexer_of_pools(folder: Path, redis: RedisServer) -> Iterator[tuple[subpro
     """Start an indexer that follows a folder, which is empty yet."""
     (folder / "pools").mkdir()
     port = free_port()
-    command = [sys.executable, "-m", "extproc", "indexer", "--policies", str(folder / "pools"), "--redis", redis.url]
+    command = [sys.executable, "-m", "operate", "indexer", "--policies", str(folder / "pools"), "--redis", redis.url]
     with (folder / "pools.log").open("wb") as log:
         process = subprocess.Popen([*command, "--indexer-admin-port", str(port)], stdout=log, stderr=log)
     try:

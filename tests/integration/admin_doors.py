@@ -7,7 +7,6 @@ from typing import Any, cast
 import pytest
 
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.local.ports import pick_free_port
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import PickerPages
 from kv_indexer.admin_http import AdminPages as IndexerPages
@@ -15,6 +14,7 @@ from kv_indexer.admin_http import serve_admin
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.blocks.source import IndexStatus
 from kvmesh.metrics.exposition import Form
+from operate.local.ports import pick_free_port
 
 HOST = "127.0.0.1"
 Door = Callable[..., AbstractAsyncContextManager[int]]

@@ -13,11 +13,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from extproc.doctor.examine import DoctorSettings, examine
-from extproc.doctor.findings import Finding, Severity
-from extproc.local.envoy_config import SocketAddress, named
-from extproc.local.ports import pick_free_port
 from extproc.models.models import ModelTable
+from extproc.pages.findings import Finding, Severity
 from extproc.policy.values import Steering
 from extproc.service import serve
 from extproc.settings.config import PickerSettings
@@ -26,6 +23,9 @@ from kv_indexer.service import IndexerService
 from kvmesh.blocks.source import SourceState
 from kvmesh.index.redis_reader import PrefixIndexReader
 from kvmesh.pods.pod_access import PodAccess
+from operate.doctor.examine import DoctorSettings, examine
+from operate.local.envoy_config import SocketAddress, named
+from operate.local.ports import pick_free_port
 from podsim.core.scheduler import EngineSettings
 from podsim.model_folder import TINY_MODEL, load_model_folder
 from podsim.pod import PodSettings
@@ -193,7 +193,6 @@ def picker_settings(
         model=model,
         tokenizer_folder=tokenizer,
         hash_seed=hash_seed,
-        known_models=frozenset(),
         steering=steering,
         # the machine of the tests may be busy: its round trips are not what is tested
         index_timeout_seconds=5.0,

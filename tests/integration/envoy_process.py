@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from extproc.local.envoy_config import SocketAddress, fill_in, named, read_template
-from extproc.local.ports import pick_free_port
-from extproc.local.processes import HttpReady, ProcessSpec, Supervisor, find_envoy
+from operate.local.envoy_config import SocketAddress, fill_in, named, read_template
+from operate.local.ports import pick_free_port
+from operate.local.processes import HttpReady, ProcessSpec, Supervisor, find_envoy
 
 HOST = "127.0.0.1"
 START_SECONDS = 60.0

@@ -13,10 +13,10 @@ from typing import Any
 
 import aiohttp
 
-from extproc.local.ports import pick_free_port
 from extproc.policy.values import Steering
 from extproc.service import serve
 from extproc.settings.config import PickerSettings
+from operate.local.ports import pick_free_port
 from tests.integration.hermetic_pods import PodState, running_pods
 
 HOST = "127.0.0.1"
@@ -26,7 +26,6 @@ SETTINGS: dict[str, Any] = {
     "model": None,
     "tokenizer_folder": None,
     "hash_seed": "kvmesh",
-    "known_models": frozenset(),
     "steering": Steering.OVERRIDE_HOST,
     "index_timeout_seconds": 0.05,
     "scrape_interval_seconds": 0.05,

@@ -1,14 +1,12 @@
 """A Hugging Face hub for tests: two real HTTP servers, the hub and the CDN that it sends large files to.
 
-It speaks what huggingface_hub 2.4 asks for: `GET /api/models/…`, `HEAD` and `GET /…/resolve/…` with the headers
-`X-Repo-Commit`, `ETag` and `X-Linked-*`, and the headers `X-Error-Code` of refusals. `faults` break it.
+It speaks what huggingface_hub 2.4 asks for: `GET /api/models/…` (also `/tree/…`), `HEAD` and `GET /…/resolve/…` with
+the headers `X-Repo-Commit`, `ETag` and `X-Linked-*`, and the headers `X-Error-Code` of refusals. `faults` break it.
 """
 
 import hashlib
 import json
-import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +25,6 @@ class Repository:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
     gated: bool = False
-    private: bool = False
 
     def commit(self, files: Mapping[str, bytes], *, branch: str = "main") -> str:
         """Add a commit, and move a branch to it."""
@@ -61,7 +58,6 @@ class HubState:
     faults: list[Fault] = field(default_factory=list)
     endpoint: str = ""
     cdn: str = ""
-    describes_files: bool = True  # mirrors may leave out sizes and checksums
 
     def repository(self, name: str, files: Mapping[str, bytes]) -> Repository:
         """Add a model with one commit."""
@@ -96,20 +92,26 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.server.place == "cdn":
             self.answer(200, state.blobs[self.asked_path.strip("/")])
+        elif "/tree/" in self.asked_path:
+            self._tree()
         elif self.asked_path.startswith("/api/models/"):
-            self.answer_model()
+            self._model()
         else:
             self._file(self.asked_path.strip("/"))
 
-    def answer_model(self) -> None:
+    def _tree(self) -> None:
+        name, _, revision = self.asked_path.removeprefix("/api/models/").partition("/tree/")
+        commit = self._commit(name, revision, needs_access=False)
+        if commit is not None:
+            files = self.server.state.repositories[name].commits[commit]
+            self.answer(200, json.dumps([_in_tree(path, content) for path, content in files.items()]).encode())
+
+    def _model(self) -> None:
         name, _, revision = self.asked_path.removeprefix("/api/models/").partition("/revision/")
         commit = self._commit(name, revision or "main", needs_access=False)
         if commit is None:
             return
-        files = self.server.state.repositories[name].commits[commit]
-        siblings = [_described(path, content) for path, content in files.items()]
-        if not self.server.state.describes_files:
-            siblings = [{"rfilename": path} for path in files]
+        siblings = [{"rfilename": path} for path in self.server.state.repositories[name].commits[commit]]
         self.answer(200, json.dumps({"id": name, "modelId": name, "sha": commit, "siblings": siblings}).encode())
 
     def _file(self, rest: str) -> None:
@@ -124,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         headers = {"X-Repo-Commit": commit}
         if len(content) < LARGE_BYTES:
-            self.answer(200, content, headers | {"ETag": f'"{_described(path, content)["blobId"]}"'})
+            self.answer(200, content, headers | {"ETag": f'"{_in_tree(path, content)["oid"]}"'})
             return
         digest = hashlib.sha256(content).hexdigest()
         self.server.state.blobs[digest] = content
@@ -137,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         known = self.token == self.server.state.token
         if self.token is not None and not known:
             self.refuse(401, "", "Invalid credentials in Authorization header")
-        elif repository is None or (repository.private and not known):
+        elif repository is None:
             status = 404 if known else 401
             self.refuse(status, "RepoNotFound" if known else "", "Repository not found")
         elif repository.gated and needs_access and not known:
@@ -177,92 +179,40 @@ class _Server(ThreadingHTTPServer):
         """Clients that hang up are part of the tests."""
 
 
-def _described(path: str, content: bytes) -> dict[str, Any]:
+def _in_tree(path: str, content: bytes) -> dict[str, Any]:
+    """Describe a file as the hub does: by its checksum in git, and where it is large by its own, too."""
     blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-    described: dict[str, Any] = {"rfilename": path, "size": len(content), "blobId": blob}
+    entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": blob}
     if len(content) >= LARGE_BYTES:
         digest = hashlib.sha256(content).hexdigest()
-        described["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 130}
-    return described
+        entry["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 130}
+    return entry
 
 
 @contextmanager
-def hub_server(*, tls: ssl.SSLContext | None = None) -> Iterator[HubState]:
+def hub_server() -> Iterator[HubState]:
     """Serve an empty hub and its CDN until the end of the block."""
     state = HubState()
     with ExitStack() as stack:
         for place in ("hub", "cdn"):
             server = _Server(state, place)
-            if tls is not None:
-                server.socket = tls.wrap_socket(server.socket, server_side=True)
             stack.callback(server.server_close)
             stack.callback(server.shutdown)
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-            url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
+            url = f"http://127.0.0.1:{server.server_address[1]}"
             setattr(state, "endpoint" if place == "hub" else "cdn", url)
         yield state
 
 
-def times(count: int, fault: Fault, *, where: str = "") -> Fault:
-    """Break the first `count` requests whose path contains `where`."""
-    left = [count]
-
-    def once(handler: _Handler) -> bool:
-        if where not in handler.path or left[0] <= 0:
-            return False
-        left[0] -= 1
-        return fault(handler)
-
-    return once
-
-
-def status(code: int, **headers: str) -> Fault:
-    """Answer with a status."""
-
-    def answer(handler: _Handler) -> bool:
-        handler.answer(code, b"", {name.replace("_", "-"): value for name, value in headers.items()})
-        return True
-
-    return answer
-
-
-def cut_off(handler: _Handler) -> bool:
-    """Send half of a file of the CDN and hang up."""
-    content = handler.server.state.blobs[handler.asked_path.strip("/")]
-    handler.answer(200, content[: len(content) // 2], length=len(content))
-    return True
-
-
 def other_content(handler: _Handler) -> bool:
-    """Send something of the same length."""
-    content = handler.server.state.blobs[handler.asked_path.strip("/")]
-    handler.answer(200, bytes(len(content)))
-    return True
-
-
-def web_page(handler: _Handler) -> bool:
-    """Send a page with status 200, as a proxy does that wants a login."""
-    handler.answer(200, b"<html>Please log in</html>", {"Content-Type": "text/html"})
-    return True
-
-
-def moved(handler: _Handler) -> bool:
-    """Send clients of the API to another host, which answers."""
-    if not handler.asked_path.startswith("/api/"):
+    """Send something of the same length from the CDN."""
+    if handler.server.place != "cdn":
         return False
-    if handler.server.place == "hub":
-        handler.answer(307, b"", {"Location": handler.server.state.cdn + handler.path})
-    else:
-        handler.answer_model()
+    handler.answer(200, bytes(len(handler.server.state.blobs[handler.asked_path.strip("/")])))
     return True
 
 
-def trickle(handler: _Handler) -> bool:
-    """Send a byte now and then, for ever: no read times out."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000000")
-    handler.end_headers()
-    while True:
-        handler.wfile.write(b"x")
-        handler.wfile.flush()
-        time.sleep(0.05)
+def away(handler: _Handler) -> bool:
+    """Answer nothing but 410, which is not asked again."""
+    handler.answer(410, b"")
+    return True

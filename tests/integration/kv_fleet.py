@@ -1,7 +1,7 @@
 """Thousands of quiet pods in one process, one loopback address each, and how an indexer fares with them.
 
 All addresses share one HTTP server, one PUB and one ROUTER socket. It prints start-up time, CPU when all is quiet and
-memory of an indexer process; docs/guides/operations.md quotes it.
+memory of an indexer process; docs/guides/pools.md quotes it.
 
     python -m tests.integration.kv_fleet PODS POOLS [METRICS_PAGE] [QUIET_SECONDS]
 """

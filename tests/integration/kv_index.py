@@ -11,12 +11,12 @@ from kv_indexer.share.redis_leases import RedisLeaseBook
 from kvmesh.blocks.block_keys import KEY_BYTES, block_keys, root_key
 from kvmesh.blocks.index_changes import IndexChange, Operation, Remove, Store, pack_hashes
 from kvmesh.blocks.source import Claim, SourceState, Stream, StreamPosition
-from kvmesh.index.memory_index import MemoryPrefixIndex
-from kvmesh.index.memory_leases import MemoryLeaseBook
 from kvmesh.index.prefix_match import PrefixLookup
 from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.kv_redis import RedisServer
 from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
+from tests.unit.kvmesh_index.kv_memory_index import MemoryPrefixIndex
+from tests.unit.kvmesh_index.kv_memory_leases import MemoryLeaseBook
 
 P = "{kv2}"
 ROOT = root_key(hash_seed="kvmesh", model="tiny")

@@ -22,7 +22,7 @@ from tests.unit.kv_indexer_follow.kv_fakes import removed, stored
 END_SECONDS = 10.0
 CHAIN = 8  # blocks of a prompt, at most
 CHAINS = 40
-COMMAND = (sys.executable, "-m", "extproc", "indexer", "--model", "tiny")  # the root command, which sets logging up
+COMMAND = (sys.executable, "-m", "operate", "indexer", "--model", "tiny")  # the root command, which sets logging up
 
 
 class IndexerProcess:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import redis
 
-from extproc.local.ports import pick_free_port
+from operate.local.ports import pick_free_port
 
 DEADLINE_SECONDS = 10.0
 

@@ -75,15 +75,19 @@ class Reference:
         self.seqs[stream] += 1
 
     def matched(self, keys: list[bytes]) -> dict[str, int]:
-        """Endpoint -> leading blocks of a prompt that one of its ranks holds, in whichever tiers."""
-        best: dict[str, int] = {}
+        """Endpoint -> leading blocks of a prompt that it holds, in whichever tiers; of several ranks each, and all."""
+        lengths: dict[str, dict[str, int]] = {}
         for stream, tiers in self.sources.items():
             length = 0
             while length < len(keys) and any(keys[length] in source.visible for source in tiers.values()):
                 length += 1
-            if length > best.get(stream.endpoint, 0):
-                best[stream.endpoint] = length
-        return best
+            lengths.setdefault(stream.endpoint, {})[stream.name] = length
+        found: dict[str, int] = {}
+        for endpoint, ranks in lengths.items():
+            found[endpoint] = min(ranks.values())
+            if len(ranks) > 1:
+                found |= ranks
+        return {name: length for name, length in found.items() if length}
 
     def held(self) -> dict[tuple[str, str], dict[Field, tuple[bytes, int]]]:
         """(stream, tier) -> (group, engine hash) -> (block key, references)."""

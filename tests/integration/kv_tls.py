@@ -18,6 +18,11 @@ class Certificate:
     cert: Path
     key: Path
 
+    @property
+    def files(self) -> str:
+        """Both as an option names them."""
+        return f"{self.cert},{self.key}"
+
 
 def make_authority(folder: Path, name: str = "authority") -> Certificate:
     made = Certificate(cert=folder / f"{name}.pem", key=folder / f"{name}.key")

@@ -15,7 +15,6 @@ import aiohttp
 
 from extproc.ext_proc.call import OpenExchange
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.local.ports import pick_free_port
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import PickerPages
 from extproc.pages.live_feed import LiveFeed
@@ -28,6 +27,7 @@ from extproc.pools.shared_resources import SharedResources
 from extproc.service import static_config
 from extproc.settings.config import PickerSettings
 from kvmesh.index.index_view import IndexView
+from operate.local.ports import pick_free_port
 from tests.integration.hermetic_picker import SETTINGS
 
 HOST = "127.0.0.1"

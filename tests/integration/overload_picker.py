@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 
 from extproc.ext_proc.exchange import BodyMode
-from extproc.local.ports import pick_free_port
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.values import PickPolicy
 from extproc.service import serve
 from extproc.settings.config import PickerSettings
+from operate.local.ports import pick_free_port
 from tests.integration.hermetic_envoy import Envoy, Refused, Routed
 from tests.integration.hermetic_picker import SETTINGS, Picker
 from tests.integration.overload_pods import HOST, MODEL, HeldPod
@@ -182,7 +182,7 @@ class Crowd:
     async def explained(self, endpoint: str) -> Any:
         """Return what a request without a name would see of this pod."""
         body = {"model": MODEL, "prompt": "what nobody asks"}
-        async with self.picker.http.post(f"{self.picker.admin}/explain?path=/v1/completions", json=body) as response:
+        async with self.picker.http.post(f"{self.picker.admin}/v1/explain?path=/v1/completions", json=body) as response:
             page = await response.json()
         (line,) = [each for each in page["candidates"] + page["rejected"] if each["endpoint"] == endpoint]
         return line

@@ -18,10 +18,10 @@ import grpc
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 
 from extproc.ext_proc.exchange import BodyMode
-from extproc.local.ports import pick_free_port
 from extproc.service import serve
 from extproc.settings.config import PickerSettings
 from kvmesh.documents.documents import Snapshot
+from operate.local.ports import pick_free_port
 from tests.integration.hermetic_envoy import CALL_SECONDS, PROCESS, Envoy, HttpExchange, Refused, Routed
 from tests.integration.hermetic_picker import SETTINGS, Picker
 from tests.integration.overload_pods import MODEL, HeldPod

@@ -1,7 +1,7 @@
 """A real Envoy before our gRPC server with scripted picks, and pods that answer as a test says."""
 
 import asyncio
-import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,16 +11,18 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from extproc.answers.realised import Comparison
+from extproc.answers.response_plan import PASS_PLAN, Prediction, ResponsePlan
+from extproc.choosing.endpoint_health import Outcome
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.ext_proc.grpc_server import ExtProcServer
-from extproc.local.envoy_config import SocketAddress
+from extproc.ext_proc.grpc_server import ExtProcServer, Http2Transport, Transport
+from extproc.ext_proc.grpc_tls import ServerTls
+from extproc.ledger.facts import Read
+from extproc.ledger.ledger import Ledger
 from extproc.pods.inflight import Booking
 from extproc.pools.booked_exchange import BookedExchange, ReadResponse
-from extproc.quotas.quota import QuotaNote
-from extproc.responses.realised import Comparison
-from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponsePlan
-from extproc.slo.judgement import Judgement, Measured
-from extproc.slo.promise import AnswerPromise, OpenPromise
+from extproc.shared.quota import QuotaNote
+from operate.local.envoy_config import SocketAddress
 from tests.integration.envoy_process import HOST, free_addresses, running_envoy
 
 DEADLINE_SECONDS = 30.0
@@ -89,7 +91,12 @@ class Books:
     released: list[tuple[str, int]] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     misses: list[str] = field(default_factory=list)
+    ledger: Ledger = field(init=False)
+    reading: dict[tuple[float, str], BookedExchange] = field(default_factory=dict)
     open: int = 0
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(listeners={Read: (self.read,)})
 
     async def pick(self, facts: RequestFacts, body: bytes | None) -> BookedExchange:
         self.open += 1
@@ -121,14 +128,24 @@ class Books:
     def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
         self.answered.append((endpoint, failed))
 
-    def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool) -> None:
+    def stream_read(self, endpoint: str, outcome: Outcome, *, seconds: float) -> None: ...
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def release(
+        self,
+        booking: Booking,
+        *,
+        status: int,
+        unserved: bool,
+        answered_at: float,
+        is_watched: bool,
+    ) -> None:
         self.open -= 1
         self.released.append((booking.endpoint, status))
 
     def keeps(self, response_id: str, endpoint: str) -> None: ...
-
-    def realised(self, comparison: Comparison) -> None:
-        self.comparisons.append(comparison)
 
     def endpoint_full(self, endpoint: str) -> None:
         raise NotImplementedError("no pod here refuses in vLLM's words")
@@ -136,23 +153,11 @@ class Books:
     def generated(self, note: QuotaNote, tokens: int) -> None:
         raise NotImplementedError("no quota here")
 
-    def response_missed(self, why: str) -> None:
-        self.misses.append(why)
-
-    def judged(
-        self,
-        answer: AnswerPromise,
-        judgement: Judgement,
-        asked: Judgement | None,
-        *,
-        served_by: str | None,
-        has_come: bool,
-        measured: Measured,
-    ) -> None:
-        raise AssertionError("nothing is promised")
-
-    def unanswered(self, promise: OpenPromise, *, status: int, endpoint: str) -> None:
-        raise AssertionError("nothing is promised")
+    def read(self, fact: Read) -> None:
+        assert fact.judged is None, "nothing is promised"
+        self.misses += fact.missed
+        if fact.comparison is not None:
+            self.comparisons.append(fact.comparison)
 
 
 Handler = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
@@ -204,12 +209,13 @@ async def mesh(
     *,
     edit: Callable[[dict[str, Any]], None] = lambda manager: None,
     edit_clusters: Callable[[list[dict[str, Any]]], None] = lambda clusters: None,
-    tls: ssl.SSLContext | None = None,
+    tls: ServerTls | None = None,
+    transport: type[Transport] = Http2Transport,
 ) -> AsyncIterator[Mesh]:
     """A real Envoy with that file, our gRPC server with scripted picks, two live pods and a dead one."""
     books = Books()
     received: list[tuple[dict[str, str], bytes]] = []
-    server = ExtProcServer(picks=books, max_body_bytes=16 << 20)
+    server = ExtProcServer(picks=books, max_body_bytes=16 << 20, transport=transport)
 
     def change(config: dict[str, Any]) -> None:
         edit_clusters(config["static_resources"]["clusters"])

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.e2e.install_checks import PODS_COUNT, SETTINGS
 from tests.e2e.stack import Stack, running_stack, simulated_pods
 from tests.kube_api.certificates import Authority, make_authority
 from tests.mesh.go_programs import STAMPS, GoBuildError, go_program
+from tests.mesh.install_checks import PODS_COUNT, SETTINGS
 from tests.mesh.kube import Kube, kube_in_background
 from tests.mesh.secrets_server import secrets_server
 from tests.mesh.site import Site, made_site

@@ -1,6 +1,6 @@
 """A node that runs nothing: what is scheduled to it becomes ready, what is deleted goes, and claims get a volume.
 
-Nobody answers at the addresses of pods, but for those with the annotation `NETWORK`, where a test may listen.
+Nobody answers at the addresses of pods.
 
 The image says what else becomes of a pod: of a registry `missing.example` it cannot be pulled, of `crashing.example`
 its container ends again and again.
@@ -14,7 +14,6 @@ from typing import Any
 import aiohttp
 
 NODE = "fake-node"
-NETWORK = "tests.kvmesh.io/network"  # the first three numbers of the pod's address
 POLL_SECONDS = 0.1
 HEARTBEAT_SECONDS = 10.0
 VOLUME_SIZE = "1Ti"
@@ -73,8 +72,7 @@ async def _attend(session: aiohttp.ClientSession, pod: dict[str, Any], addresses
     if pod["status"].get("containerStatuses"):
         return
     number = next(addresses)
-    network = meta.get("annotations", {}).get(NETWORK, f"10.244.{number // 250}")
-    status = _status(pod, address=f"{network}.{number % 250 + 1}")
+    status = _status(pod, address=f"10.244.{number // 250}.{number % 250 + 1}")
     async with session.patch(f"{path}/status", json={"status": status}, headers=STATUS):
         return  # 404: it went in between
 

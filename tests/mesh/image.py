@@ -4,16 +4,21 @@ The base image is this machine: its Python, its shell. What the steps read and w
 absolute path that they name is moved there. What is not checked: the base image itself, its layers, its libc.
 """
 
+import hashlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from tests.vllm.environment import cache_folder, exclusive
+
+ROOT = Path(__file__).parents[2]
 BUILD_SECONDS = 600.0
 OF_THE_IMAGE = re.compile(r"(?<![\w./])/(opt/kvmesh|wheels|source)\b")  # what steps and files name by absolute paths
 
@@ -55,11 +60,33 @@ class Stage:
         return done
 
 
-def build(context: Path, folder: Path) -> Stage:
-    """Do the steps of `context/Dockerfile` below `folder`. Raise AssertionError for a step that fails or is unknown."""
+def image_wheels() -> Path:
+    """Return a folder with the wheels of the image's lock, fetched into the cache if need be."""
+    lock = ROOT / "requirements-image.lock"
+    folder = cache_folder() / "image-wheels" / hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
+    with exclusive(folder.with_suffix(".lock"), deadline_seconds=BUILD_SECONDS):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+                fetch = [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "download",
+                    "--quiet",
+                    "--require-hashes",
+                    "--only-binary",
+                    ":all:",
+                ]
+                subprocess.run([*fetch, "--dest", f"{partial}/wheels", "--requirement", str(lock)], check=True)
+                Path(partial, "wheels").rename(folder)
+    return folder
+
+
+def build(folder: Path) -> Stage:
+    """Do the steps of the Dockerfile below `folder`. Raise AssertionError for a step that fails or is unknown."""
     stages: dict[str, Stage] = {}
     stage = Stage(root=folder)
-    for instruction, text in _instructions((context / "Dockerfile").read_text(encoding="utf-8")):
+    for instruction, text in _instructions((ROOT / "Dockerfile").read_text(encoding="utf-8")):
         words = shlex.split(text)
         if instruction == "FROM":
             name = words[2] if words[1:2] == ["AS"] else "image"
@@ -72,7 +99,7 @@ def build(context: Path, folder: Path) -> Stage:
             stage.folder = text
             stage.path(text).mkdir(parents=True, exist_ok=True)
         elif instruction == "COPY":
-            _copy(stage, words, context, stages)
+            _copy(stage, words, stages)
         elif instruction == "RUN":
             _run(stage, text)
         elif instruction == "USER":
@@ -105,8 +132,8 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
             yield instruction, rest.strip()
 
 
-def _copy(stage: Stage, words: list[str], context: Path, stages: dict[str, Stage]) -> None:
-    origin = context
+def _copy(stage: Stage, words: list[str], stages: dict[str, Stage]) -> None:
+    origin = ROOT
     if words[0].startswith("--from="):
         origin = stages[words.pop(0).removeprefix("--from=")].root
     *sources, target = words
@@ -137,13 +164,11 @@ def _move_scripts(folder: Path, *, old: str, new: str) -> None:
 
 
 def _run(stage: Stage, text: str) -> None:
-    outside = {
-        name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "SSL_")) or "proxy" in name.lower()
-    }
+    wheels = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(image_wheels())}
     done = subprocess.run(
         ["/bin/sh", "-c", stage.moved(text)],
         cwd=stage.path(stage.folder),
-        env=outside | stage.environment,
+        env=wheels | stage.environment,
         capture_output=True,
         text=True,
         timeout=BUILD_SECONDS,

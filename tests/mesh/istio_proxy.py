@@ -10,11 +10,11 @@ from typing import Any
 
 import aiohttp
 
-from extproc.local.envoy_config import SocketAddress
-from extproc.local.processes import HttpReady, ProcessSpec
+from operate.local.envoy_config import SocketAddress
+from operate.local.processes import HttpReady, ProcessSpec
 from tests.e2e.stack import eventually, free_ports
-from tests.istiod.bootstrap import HOST, START_SECONDS, address, supervised
-from tests.istiod.istio_envoys import NEWEST, envoy_of, without_what_istio_proxy_lacks
+from tests.e2e.supervised import HOST, START_SECONDS, address, supervised
+from tests.mesh.istio_envoys import NEWEST, envoy_of, without_what_istio_proxy_lacks
 from tests.mesh.istiod import Istiod
 from tests.mesh.secrets_server import spiffe_name
 

@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import yaml
 
-from extproc.local.processes import HttpReady, ProcessSpec
+from operate.local.processes import HttpReady, ProcessSpec
 from tests.e2e.stack import free_ports
-from tests.istiod.bootstrap import HOST, supervised
+from tests.e2e.supervised import HOST, supervised
 from tests.mesh.go_programs import go_program
 
 START_SECONDS = 60.0

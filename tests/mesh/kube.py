@@ -18,16 +18,15 @@ from typing import Any
 import aiohttp
 import yaml
 
-from extproc.local.processes import ProcessSpec
+from operate.local.processes import ProcessSpec
 from tests.e2e.stack import free_ports
-from tests.istiod.bootstrap import HOST, supervised
+from tests.e2e.supervised import HOST, supervised
 from tests.kube_api.certificates import SERVER_NAMES, Authority, ServerCertificate, make_authority
 from tests.mesh.fake_node import run_fake_node
 from tests.mesh.go_programs import go_program, module_folder
 
 START_SECONDS = 60.0
 CALL_SECONDS = 60.0
-FRONT_PROXY = "front-proxy-client"
 ADMIN = "/O=system:masters/CN=admin"
 MODULES = {"istio": "istio.io/istio", "gateway": "sigs.k8s.io/gateway-api"}
 MODULES["inference"] = "sigs.k8s.io/gateway-api-inference-extension"
@@ -114,7 +113,6 @@ async def running_kube(folder: Path, *, emulates: str | None = None) -> AsyncIte
     authority = make_authority(folder)
     shown = authority.issue("server", subject="/CN=kube-apiserver", names=f"{SERVER_NAMES},IP:10.96.0.1")
     admin = authority.issue("admin", subject=ADMIN)
-    front = _front_proxy(folder / "front-proxy")
     kube = Kube(server=f"https://{HOST}:{api}", folder=folder, authority=authority, admin=admin)
     etcd_url = f"http://{HOST}:{etcd}"
     connect = f"--kubeconfig={kube.kubeconfig}"
@@ -135,7 +133,6 @@ async def running_kube(folder: Path, *, emulates: str | None = None) -> AsyncIte
             *(f"--service-account-signing-key-file={shown.key}", "--service-cluster-ip-range=10.96.0.0/16"),
             *(f"--client-ca-file={authority.cert}", f"--tls-cert-file={shown.cert}"),
             *(f"--tls-private-key-file={shown.key}", f"--cert-dir={folder / 'made'}"),
-            *_aggregation(front),
             *([f"--emulated-version={emulates}"] if emulates else []),
         ),
         _spec(
@@ -143,7 +140,6 @@ async def running_kube(folder: Path, *, emulates: str | None = None) -> AsyncIte
             *(program, "kube-controller-manager", *common, f"--secure-port={manager}"),
             *("--use-service-account-credentials", f"--service-account-private-key-file={shown.key}"),
             *(f"--root-ca-file={authority.cert}", f"--cert-dir={folder / 'made'}"),
-            "--horizontal-pod-autoscaler-sync-period=1s",
         ),
         _spec("kube-scheduler", program, "kube-scheduler", *common, f"--secure-port={scheduler}"),
     ]
@@ -159,25 +155,6 @@ async def running_kube(folder: Path, *, emulates: str | None = None) -> AsyncIte
             await asyncio.wait([node])
             if not node.cancelled():
                 node.result()
-
-
-def _front_proxy(folder: Path) -> ServerCertificate:
-    """Return what the API server shows to the servers of other APIs; an authority of its own has signed it."""
-    folder.mkdir()
-    return make_authority(folder).issue("proxy", subject=f"/CN={FRONT_PROXY}")
-
-
-def _aggregation(front: ServerCertificate) -> tuple[str, ...]:
-    """Return the API server's flags for the APIs of other servers, as kubeadm sets them."""
-    return (
-        f"--requestheader-client-ca-file={front.authority}",
-        f"--requestheader-allowed-names={FRONT_PROXY}",
-        "--requestheader-username-headers=X-Remote-User",
-        "--requestheader-group-headers=X-Remote-Group",
-        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-        f"--proxy-client-cert-file={front.cert}",
-        f"--proxy-client-key-file={front.key}",
-    )
 
 
 def _spec(name: str, *argv: str) -> ProcessSpec:

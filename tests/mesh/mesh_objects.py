@@ -6,7 +6,7 @@ Addresses are loopback's, another for each pod. Pods may have a port each, so ea
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extproc.local.envoy_config import SocketAddress
+from operate.local.envoy_config import SocketAddress
 
 Object = dict[str, Any]
 CREATED = "2026-01-01T00:00:00Z"

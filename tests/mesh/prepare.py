@@ -2,8 +2,9 @@
 
 import sys
 
-from tests.istiod.istio_envoys import ENVOYS, envoy_of
 from tests.mesh.go_programs import STAMPS, GoBuildError, go_program
+from tests.mesh.image import image_wheels
+from tests.mesh.istio_envoys import ENVOYS, envoy_of
 
 
 def main() -> None:
@@ -15,6 +16,7 @@ def main() -> None:
         sys.exit(f"make test-mesh: {error}")
     for minor in ENVOYS:
         print(envoy_of(minor), flush=True)
+    print(image_wheels(), flush=True)
 
 
 if __name__ == "__main__":

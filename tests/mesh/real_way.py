@@ -7,15 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from extproc.install.plan import InstallPlan, Mode, RouteSettings
-from extproc.install.render import render
-from tests.e2e.install_checks import Way
+from operate.install.plan import InstallPlan, Mode, RouteSettings
 from tests.e2e.stack import Stack, free_ports
-from tests.istiod.base import DENIED_PATH
-from tests.istiod.bootstrap import HOST, SHOWN_UPSTREAM
-from tests.istiod.installs import CLIENT_LABELS, PICKER, POOL, SHOP, Installation
-from tests.istiod.istio_envoys import NEWEST
+from tests.e2e.supervised import HOST
 from tests.kube_api.certificates import Authority
+from tests.mesh.install_checks import Way
+from tests.mesh.installations import CLIENT_LABELS, DENIED_PATH, POOL, SHOP, Installation, installed, shown_upstream
+from tests.mesh.istio_envoys import NEWEST
 from tests.mesh.istio_proxy import IstioProxy, Workload, running_istio_proxy
 from tests.mesh.istiod import Istiod, running_istiod
 from tests.mesh.mesh_objects import (
@@ -31,7 +29,6 @@ from tests.mesh.mesh_objects import (
 
 NOBODY = f"{HOST}:1"  # a free port may be taken by another test meanwhile, which would not refuse
 GATEWAY = "inference-gateway"
-OF_ISTIOD = ("Service", "EnvoyFilter", "DestinationRule", "PeerAuthentication", "AuthorizationPolicy", "Sidecar")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,18 +76,14 @@ class MeshCase:
     def objects(self, stack: Stack, *, port: int, authority: Authority) -> list[Object]:
         """Return all that istiod has to know; clients reach the proxy at `port`."""
         pool_port = port if self.is_sidecar else POOL.port
-        rendered = [dict(each) for each in render(self.plan(port)) if each["kind"] in OF_ISTIOD]
-        for number, each in enumerate(each for each in rendered if each["kind"] == "Service"):
-            each["spec"] = each["spec"] | {"clusterIP": f"10.96.1.{number + 1}"}
         picker = stack.ready["extproc"] if self.has_picker else NOBODY
         return [
-            *rendered,
+            *installed(self.plan(port), picker=picker),
             service(POOL.namespace, POOL.name, port=pool_port, number=1),
             *slices(POOL.namespace, POOL.name, stack.ready["endpoints"]),
             service(SHOP.namespace, SHOP.name, port=pool_port, number=2),
             *slices(SHOP.namespace, SHOP.name, [NOBODY]),
-            *slices(PICKER.namespace, PICKER.name, [picker], port_name="grpc-ext-proc"),
-            _shown_upstream(),
+            shown_upstream(),
             *([] if self.is_sidecar else self._gateway(port, authority)),
             *self.beside,
         ]
@@ -143,17 +136,6 @@ class MeshCase:
         ]
 
 
-def _shown_upstream() -> Object:
-    """Return a filter of the tests' own that tells clients who served."""
-    patch = {
-        "applyTo": "ROUTE_CONFIGURATION",
-        "match": {"context": "ANY"},
-        "patch": {"operation": "MERGE", "value": {"response_headers_to_add": [SHOWN_UPSTREAM]}},
-    }
-    spec = {"configPatches": [patch]}
-    return kubernetes_object("networking.istio.io/v1alpha3", "EnvoyFilter", "istio-system", "shown", spec=spec)
-
-
 @asynccontextmanager
 async def real_way(
     case: MeshCase, stack: Stack, folder: Path, *, secrets: Path, authority: Authority
@@ -169,3 +151,21 @@ async def real_way(
         scheme = "https" if case.installation.is_https else "http"
         way = Way(name=str(case), installation=case.installation, url=f"{scheme}://{HOST}:{port}", stack=stack)
         yield RealWay(way=way, istiod=istiod, proxy=proxy)
+
+
+@asynccontextmanager
+async def running_gateway(
+    at: tuple[str, str], objects: Sequence[Object], folder: Path, *, secrets: Path
+) -> AsyncIterator[None]:
+    """Start istiod with these objects, and a gateway's proxy, which must take all of it; `at`: namespace and name."""
+    workload = Workload(
+        namespace=at[0], name=at[1], service_account=f"{at[1]}-istio", labels=gateway_labels(at[1]), is_gateway=True
+    )
+    async with (
+        running_istiod(objects, folder) as istiod,
+        running_istio_proxy(workload, istiod, folder, secrets=secrets) as proxy,
+    ):
+        await proxy.configured()
+        assert await proxy.refused() == {}
+        assert await istiod.filter_errors() == {}
+        yield

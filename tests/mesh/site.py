@@ -1,5 +1,6 @@
 """A pool, a gateway and an installation of a test's own in a real Kubernetes control plane."""
 
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from extproc.install.objects import INSTALLATION, KINDS, Kind
+from operate.install.objects import INSTALLATION, KINDS, Kind
 from tests.mesh.kube import Kube
 from tests.mesh.mesh_objects import gateway_by_hand, http_route, kubernetes_object, namespace, rule
 
@@ -62,9 +63,10 @@ class Site:
     def call(self, *arguments: str, kubeconfig: Path | None = None) -> "Done":
         """Run `kvmesh` as people do."""
         command = [str(Path(sys.executable).with_name("kvmesh")), *arguments]
-        if "--dry-run" not in arguments:
-            command.append(f"--kubeconfig={kubeconfig or self.kube.kubeconfig}")
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+        environment = os.environ | {"KUBECONFIG": str(kubeconfig or self.kube.kubeconfig)}
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        )
         return Done(code=ended.returncode, printed=ended.stdout, errors=ended.stderr)
 
     def left(self) -> list[str]:

@@ -1,6 +1,7 @@
 """`kvmesh install` and `kvmesh uninstall` against a real Kubernetes control plane."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from extproc.install.objects import MANAGED_BY, OWNER
+from operate.install.objects import MANAGED_BY, OWNER
 from tests.mesh.kube import PROMETHEUS_OPERATOR, Kube
 from tests.mesh.site import COMMAND_SECONDS, Site, namespace_administrator
 
@@ -136,8 +137,10 @@ def test_reinstalling_waits_for_the_namespace_to_go(site: Site) -> None:
     site.kube.kubectl("patch", *held, "--type=merge", f"--patch={hold}".replace("'", '"'))
     assert site.uninstall().code == 0
     command = [str(Path(sys.executable).with_name("kvmesh")), "install", *site.flags()]
-    command.append(f"--kubeconfig={site.kube.kubeconfig}")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    environment = os.environ | {"KUBECONFIG": str(site.kube.kubeconfig)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(f"waiting for Namespace {site.namespace}, which is still being removed"):

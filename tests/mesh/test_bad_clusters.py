@@ -2,11 +2,11 @@
 
 import json
 
-from extproc.install.cluster import InstallError
-from extproc.install.installer import uninstall
-from extproc.install.lightkube_cluster import LightkubeCluster
-from extproc.install.objects import Kind
 from kvmesh.documents.documents import ClusterAccess
+from operate.install.cluster import InstallError
+from operate.install.installer import uninstall
+from operate.install.lightkube_cluster import LightkubeCluster
+from operate.install.objects import Kind
 from tests.mesh.mesh_objects import gateway_labels, kubernetes_object, namespace
 from tests.mesh.site import Site, namespace_administrator
 

@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from extproc.install.commands import app
+from operate.install.commands import app
 from tests.mesh.chart import CHART, RELEASE, flags_of, helm, objects, run_helm
 
 NAMESPACE = "kvmesh-system"
 TOKEN = ("Secret", NAMESPACE, "kvmesh-admin-token")
-CERTIFICATE = ("Secret", NAMESPACE, "kvmesh-external-metrics")
-API_SERVICE = ("APIService", "", "v1beta1.external.metrics.k8s.io")
-RELEASES = ("1.24", "1.25.3", "1.26", "1.27", "1.28", "1.29.1", "1.30", "1.31", "1.33")
+RELEASES = ("1.28", "1.29.1", "1.30", "1.31", "1.33")
 LLAMA = {"namespace": "llm", "name": "vllm-llama", "selector": {"app": "vllm-llama"}}
 QWEN = {"namespace": "qwen", "name": "vllm-qwen", "port": 80, "podPort": 8000}
 LONG = {"namespace": "llm", "name": "a" * 39 + "-bcd-" + "e" * 18, "port": 10000, "selector": {"app": "long"}}
-BASE: dict[str, Any] = {"image": "registry.example.com/kvmesh:0.1.0", "istioVersion": "1.27", "pools": [LLAMA]}
+BASE: dict[str, Any] = {"image": "registry.example.com/kvmesh:0.1.0", "istioVersion": "1.28", "pools": [LLAMA]}
 GATEWAY = {"gateways": [{"namespace": "istio-ingress", "name": "inference"}], "routes": [{"host": "llm.example.com"}]}
 MODES: dict[str, dict[str, Any]] = {
     "gateway": GATEWAY,
@@ -49,8 +47,7 @@ SEVERAL_CLIENTS: dict[str, Any] = {
     "clients": [{"namespace": "web"}, {"namespace": "apps", "selector": {"asks": "yes", "team": "a"}}],
 }
 OWN_REDIS = {
-    "redis": "rediss+sentinel://sentinel.redis.svc:26379/mymaster/0",
-    "redisUsername": "kvmesh",
+    "redis": "rediss+sentinel://sentinel.redis.svc:26379/mymaster/0?username=kvmesh",
     "redisPasswordSecret": "redis-password",
     "redisSentinelPasswordSecret": "sentinel-password",
     "redisCaSecret": "redis-ca",
@@ -58,18 +55,14 @@ OWN_REDIS = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     **{f"{release} {mode}": {"istioVersion": release, **MODES[mode]} for release in RELEASES for mode in MODES},
-    **{f"{release} native": NATIVE | {"istioVersion": release} for release in RELEASES[RELEASES.index("1.28") :]},
+    **{f"{release} native": NATIVE | {"istioVersion": release} for release in RELEASES},
     "native, in ambient": NATIVE | {"istioVersion": "1.31", "membership": "ambient", "monitoring": True},
     "native, namespaced": NATIVE | {"istioVersion": "1.31", "membership": "none", "scope": "namespaced"},
     "several": SEVERAL,
-    "several, old Istio": SEVERAL | {"istioVersion": "1.25"},
     "several clients": SEVERAL_CLIENTS,
     "several clients, buffered": SEVERAL_CLIENTS | {"bodyMode": "buffered"},
     "namespaced": SEVERAL | {"scope": "namespaced", "monitoring": True},
     "namespaced, all in one namespace": {**GATEWAY, "scope": "namespaced", "pools": [LLAMA | {"namespace": NAMESPACE}]},
-    "external metrics": {**GATEWAY, "externalMetrics": True},
-    "external metrics, own certificate": {**GATEWAY, "externalMetrics": True, "externalMetricsSecret": "metrics-tls"},
-    "external metrics, native": NATIVE | {"istioVersion": "1.31", "externalMetrics": True, "monitoring": True},
     "monitoring": {**GATEWAY, "monitoring": True, "monitoringNamespace": "prometheus"},
     "fails open": {**GATEWAY, "failureMode": "FailOpen", "istioVersion": "1.30"},
     "routes replaced": {**GATEWAY, "routeSettings": "replace", "longestStreamSeconds": 61, "longestQueueSeconds": 30},
@@ -119,25 +112,20 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a host twice": {**GATEWAY, "routes": [{"host": "a"}, {"host": "a"}]},
     "clients with a gateway": {**GATEWAY, "clients": [{"namespace": "apps"}]},
     "a gateway with clients": {**MODES["sidecar"], **GATEWAY},
-    "an old Istio": {**GATEWAY, "istioVersion": "1.23"},
+    "an old Istio": {**GATEWAY, "istioVersion": "1.27.9"},
     "no Istio": {**GATEWAY, "istioVersion": "latest"},
-    "duplex, old Istio": {**GATEWAY, "istioVersion": "1.25", "bodyMode": "duplex"},
-    "open, old Istio": {**GATEWAY, "istioVersion": "1.26", "failureMode": "FailOpen"},
     "open, duplex": {**GATEWAY, "bodyMode": "duplex", "failureMode": "FailOpen"},
-    "a user of no Redis": {**GATEWAY, "redisUsername": "kvmesh"},
+    "an authority of no Redis": {**GATEWAY, "redisCaSecret": "redis-ca"},
     "a password for all to read": {**GATEWAY, "redis": "redis://me:secret@redis:6379"},
     "no Redis": {**GATEWAY, "redis": "http://redis:6379"},
     "fewer than the fewest": {**GATEWAY, "replicas": 3, "maxReplicas": 2},
     "another root": {**GATEWAY, "scope": "namespaced", "rootNamespace": "istio-system"},
     "sidecars in ambient": {**MODES["ambient-gateway"], "membership": "sidecar"},
     "a revision without sidecars": {**GATEWAY, "membership": "none", "istioRevision": "canary"},
-    "the cluster's API for one namespace": {**GATEWAY, "scope": "namespaced", "externalMetrics": True},
-    "a certificate for nothing": {**GATEWAY, "externalMetricsSecret": "metrics-tls"},
     "a short drain": {**GATEWAY, "drainSeconds": 4},
     "two places of tokenizers": {**GATEWAY, "tokenizersClaim": "a", "tokenizersImage": "b"},
     "a read-only cache": {**GATEWAY, "fetchModels": ["org/a"], "tokenizersClaim": "a"},
     "a hub for nothing": {**GATEWAY, "hubTokenSecret": "hub"},
-    "native pools, old Istio": NATIVE,
     "native pools elsewhere": NATIVE | {"istioVersion": "1.31", "pools": [LLAMA]},
     "native pools with a route": NATIVE | {"istioVersion": "1.31", "routes": GATEWAY["routes"]},
     "native pools, open": NATIVE | {"istioVersion": "1.31", "failureMode": "FailOpen"},
@@ -190,12 +178,6 @@ def assert_the_same(values: dict[str, Any], folder: Path) -> None:
     )
     charted = objects(templated)
     assert (charted.pop(TOKEN, None) is None) == ("adminTokenSecret" in values)
-    made = values.get("externalMetrics", False) and "externalMetricsSecret" not in values
-    certificate = charted.pop(CERTIFICATE, None)
-    assert (certificate is not None) == made
-    if certificate is not None:
-        assert certificate["data"].keys() == {"ca.crt", "tls.crt", "tls.key"}
-        assert charted[API_SERVICE]["spec"].pop("caBundle") == certificate["data"]["ca.crt"]
     assert charted.keys() == planned.keys()
     for key, document in planned.items():
         assert charted[key] == document, key
@@ -225,9 +207,6 @@ def _choices(chance: random.Random) -> Iterator[tuple[str, Any]]:
         "routeSettings": ["keep", "replace"],
         "scope": ["mesh", "namespaced"],
         "monitoring": [True, False],
-        "externalMetrics": [True, False],
-        "externalMetricsSecret": ["metrics-tls"],
-        "scaleDeployments": [True, False],
         "runAsUser": [True, False],
         "poolsInMesh": [True, False],
         "istioRevision": ["canary"],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.install.objects import KINDS, kind_of
+from operate.install.objects import KINDS, kind_of
 from tests.mesh.chart import CHART, RELEASE, helm, objects, run_helm
 from tests.mesh.kube import PROMETHEUS_OPERATOR, Kube
 
@@ -26,7 +26,7 @@ UPGRADED = VALUES | {
     "redis": "redis://redis.redis.svc:6379/0",
     "runAsUser": False,
     "scope": "namespaced",
-    "istioVersion": "1.26",
+    "istioVersion": "1.30",
 }
 
 

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from extproc.doctor.checks import CHECKS, judge
-from extproc.doctor.facts import EnvoyFacts, Facts
-from extproc.doctor.findings import Finding, Severity
-from extproc.doctor.gather_admin import gather_envoy
-from extproc.doctor.questions import open_client
-from extproc.install.objects import EXPORT_TO
-from extproc.install.plan import BodyMode, FailureMode, InstallPlan, Mode, RouteSettings
+from extproc.pages.findings import Finding, Severity
 from kvmesh.admin.admin_login import AdminLogin
+from operate.doctor.checks import CHECKS, judge
+from operate.doctor.facts import EnvoyFacts, Facts
+from operate.doctor.gather_admin import gather_envoy
+from operate.doctor.questions import open_client
+from operate.install.objects import EXPORT_TO
+from operate.install.plan import BodyMode, FailureMode, InstallPlan, Mode, RouteSettings
 from tests.e2e.stack import Stack, running_stack, simulated_pods
-from tests.istiod.installs import FILTER_MODES, PICKER, Installation
 from tests.kube_api.certificates import Authority
+from tests.mesh.installations import FILTER_MODES, PICKER, Installation
 from tests.mesh.mesh_objects import Object
 from tests.mesh.real_way import MeshCase, RealWay, real_way
-from tests.unit.extproc_doctor.doctor_facts import facts, pod
+from tests.unit.operate_doctor.doctor_facts import facts, pod
 
 OF_ENVOY = [name for name in CHECKS if name.startswith("envoy-")]
 
@@ -54,7 +54,7 @@ RIGHT = (
     MeshCase(installation=Installation(minor=31, mode=Mode.GATEWAY, is_https=True)),
     MeshCase(installation=Installation(minor=31, mode=Mode.GATEWAY, body_mode=BodyMode.BUFFERED)),
     MeshCase(installation=Installation(minor=31, mode=Mode.GATEWAY, failure_mode=FailureMode.FAIL_OPEN)),
-    *(MeshCase(installation=Installation(minor=minor, mode=Mode.GATEWAY)) for minor in (27, 28, 30)),
+    *(MeshCase(installation=Installation(minor=minor, mode=Mode.GATEWAY)) for minor in (28, 30)),
 )
 
 

@@ -29,7 +29,7 @@ def test_each_part_is_found_with_the_command_that_makes_it_reachable(site: Site,
     done = site.call("install", *flags, "--wait-seconds=0")
     assert done.code == 0, done.errors
     asked = subprocess.run(
-        [sys.executable, "-m", "extproc", "doctor", "--kubernetes", "--json", "--redis=redis://127.0.0.1:1"],
+        [sys.executable, "-m", "operate", "doctor", "--kubernetes", "-o", "json", "--redis=redis://127.0.0.1:1"],
         env=os.environ | {"KUBECONFIG": str(site.kube.kubeconfig)},
         capture_output=True,
         text=True,

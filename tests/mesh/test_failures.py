@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from extproc.install.plan import BodyMode, FailureMode, Mode
-from tests.e2e.install_checks import PODS_COUNT, SETTINGS, story
+from operate.install.plan import BodyMode, FailureMode, Mode
 from tests.e2e.stack import END_SECONDS, Stack, running_stack, simulated_pods
-from tests.istiod.base import DENIED_PATH
-from tests.istiod.installs import FILTER_MODES, Installation
 from tests.kube_api.certificates import Authority
+from tests.mesh.install_checks import PODS_COUNT, SETTINGS, story
+from tests.mesh.installations import DENIED_PATH, FILTER_MODES, Installation
 from tests.mesh.real_way import MeshCase, real_way
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

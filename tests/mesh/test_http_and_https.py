@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from extproc.install.plan import Mode
-from tests.e2e.install_checks import a_repeated_prompt_lands_on_the_pod_that_holds_it
+from operate.install.plan import Mode
 from tests.e2e.stack import Stack, free_ports
-from tests.istiod.bootstrap import HOST
-from tests.istiod.installs import POOL, Installation
+from tests.e2e.supervised import HOST
 from tests.kube_api.certificates import Authority
+from tests.mesh.install_checks import a_repeated_prompt_lands_on_the_pod_that_holds_it
+from tests.mesh.installations import POOL, Installation
 from tests.mesh.mesh_objects import http_route
 from tests.mesh.real_way import GATEWAY, MeshCase, real_way
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from extproc.install.pod_parts import USER_ID
-from tests.mesh.image import Stage, build
+from operate.install.pod_parts import USER_ID
+from tests.mesh.image import BUILD_SECONDS, Stage, build
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(BUILD_SECONDS)  # the first test waits for the image
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def image() -> Iterator[Stage]:
     folder = Path(tempfile.mkdtemp(prefix="kvmesh-image-"))  # not pytest's own, which is closed to other users
     folder.chmod(0o755)
     try:
-        yield build(ROOT, folder)
+        yield build(folder)
     finally:
         shutil.rmtree(folder)
 

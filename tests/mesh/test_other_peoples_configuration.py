@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from extproc.install.plan import Mode, RouteSettings
-from tests.e2e import install_checks
-from tests.e2e.install_checks import story
+from operate.install.plan import Mode, RouteSettings
 from tests.e2e.stack import Stack
-from tests.istiod.installs import PICKER, PODS, POOL, Installation
 from tests.kube_api.certificates import Authority
+from tests.mesh import install_checks
+from tests.mesh.install_checks import story
+from tests.mesh.installations import PICKER, PODS, POOL, Installation
 from tests.mesh.mesh_objects import Object, http_route, kubernetes_object, rule
 from tests.mesh.real_way import GATEWAY, MeshCase, RealWay, real_way
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.policy.crd import COLUMNS, policy_crd
-from extproc.policy.mesh_policy import NO_TOKENS, MeshPolicy, MeshState
 from extproc.policy.model_tokens import ModelTokens
 from extproc.pools.mesh import status_updates
+from extproc.reach.mesh_policy import NO_TOKENS, MeshPolicy, MeshState
 from kvmesh.documents.documents import ClusterAccess, Snapshot
 from kvmesh.documents.sources import kubernetes_source, status_writer
 from tests.e2e.stack import eventually
 from tests.mesh.kube import Kube
 from tests.mesh.mesh_objects import kubernetes_object
+from tools.policy_crd import COLUMNS, policy_crd
 
 POLICY = "kvmesh.io/v1alpha1"
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from extproc.install.plan import BodyMode, Mode, RouteSettings
-from tests.e2e.install_checks import story
+from operate.install.plan import BodyMode, Mode, RouteSettings
 from tests.e2e.stack import Answer, Stack, eventually, running_stack, simulated_pods
 from tests.e2e.test_disaggregation import HANDS_OVER
 from tests.integration.overload_pods import HeldPod
-from tests.istiod.installs import POOL, Installation
-from tests.istiod.istio_envoys import ENVOYS
 from tests.kube_api.certificates import Authority
+from tests.mesh.install_checks import story
+from tests.mesh.installations import POOL, Installation
+from tests.mesh.istio_envoys import ENVOYS
 from tests.mesh.real_way import MeshCase, RealWay, real_way
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -42,7 +42,9 @@ class SplitPool:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SplitPool]:
     folder = tmp_path_factory.mktemp("split")
-    (folder / "policy.yaml").write_text("disaggregation: {enabled: true, rule: always}\n", encoding="utf-8")
+    (folder / "policy.yaml").write_text(
+        "{disaggregation: {enabled: true, rule: always}, models: {onlyListed: true}}\n", encoding="utf-8"
+    )
     async with AsyncExitStack() as exits:
         (prefill,) = await exits.enter_async_context(simulated_pods(1, *HANDS_OVER, own_hosts=True))
         decode = HeldPod(), HeldPod(), HeldPod()
@@ -50,7 +52,7 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SplitP
             await pod.start(host=f"127.0.0.{number}")
             exits.push_async_callback(pod.stop)
             pod.release()
-        settings = {"roles": f"{prefill}=prefill", "policy": str(folder / "policy.yaml"), "known_models": ["tiny"]}
+        settings = {"roles": f"{prefill}=prefill", "policy": str(folder / "policy.yaml")}
         endpoints = [prefill, *(pod.address for pod in decode)]
         stack = await exits.enter_async_context(
             running_stack(folder, endpoints=endpoints, settings=json.dumps(settings))

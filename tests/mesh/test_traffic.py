@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from extproc.install.plan import BodyMode, FailureMode, Mode
-from extproc.policy.values import Steering
-from tests.e2e.install_checks import CHECKS, PODS_COUNT, SETTINGS, Way
+from operate.install.plan import BodyMode, FailureMode, Mode
 from tests.e2e.stack import Stack, running_stack, simulated_pods
-from tests.istiod.installs import FILTER_MODES, Installation
-from tests.istiod.istio_envoys import ENVOYS
 from tests.kube_api.certificates import Authority
+from tests.mesh.install_checks import CHECKS, PODS_COUNT, SETTINGS, Way
+from tests.mesh.installations import FILTER_MODES, Installation
+from tests.mesh.istio_envoys import ENVOYS
 from tests.mesh.real_way import MeshCase, RealWay, real_way
 
 CASES = (
@@ -25,21 +24,18 @@ CASES = (
     MeshCase(installation=Installation(minor=31, mode=Mode.GATEWAY, body_mode=BodyMode.BUFFERED)),
     MeshCase(installation=Installation(minor=31, mode=Mode.GATEWAY, failure_mode=FailureMode.FAIL_OPEN)),
     # Istio was upgraded, the installation not yet
-    *(MeshCase(installation=Installation(minor=minor, mode=Mode.GATEWAY)) for minor in (24, 26, 27, 28, 30)),
+    *(MeshCase(installation=Installation(minor=minor, mode=Mode.GATEWAY)) for minor in (28, 30)),
 )
 BY_NAME = {str(each): each for each in CASES}
 assert len(BY_NAME) == len(CASES)
-WAYS = sorted(((each.installation.steering, str(each)) for each in CASES), key=lambda pair: pair[0])
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=list(Steering))
-async def steered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A mesh whose picker steers so."""
-    settings = f"{SETTINGS}steering: {Steering(request.param).value}\n"
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def behind(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     folder = tmp_path_factory.mktemp("mesh")
     async with (
         simulated_pods(PODS_COUNT, own_hosts=True) as pods,  # of one IP istiod knows one endpoint
-        running_stack(folder, endpoints=list(pods), settings=settings) as stack,
+        running_stack(folder, endpoints=list(pods), settings=SETTINGS) as stack,
     ):
         yield stack
 
@@ -47,21 +43,19 @@ async def steered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def through(
     request: pytest.FixtureRequest,
-    steered: Stack,
+    behind: Stack,
     secrets: Path,
     authority: Authority,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[RealWay]:
-    """One installation before the mesh that steers as it does."""
+    """One installation before the mesh."""
     case = BY_NAME[request.param]
     folder = tmp_path_factory.mktemp("proxy")
-    async with real_way(case, steered, folder, secrets=secrets, authority=authority) as started:
+    async with real_way(case, behind, folder, secrets=secrets, authority=authority) as started:
         yield started
 
 
-each_way = pytest.mark.parametrize(
-    ("steered", "through"), WAYS, indirect=True, scope="module", ids=[name for _, name in WAYS]
-)
+each_way = pytest.mark.parametrize("through", BY_NAME, indirect=True, scope="module")
 
 
 @each_way

@@ -16,11 +16,11 @@ from typing import Any
 import aiohttp
 import yaml
 
-from extproc.local.processes import HttpReady, ProcessSpec
-from extproc.local.service import simulated_tokenizer
+from operate.local.processes import HttpReady, ProcessSpec
+from operate.local.service import simulated_tokenizer
 from tests.e2e.stack import Answer, eventually
+from tests.e2e.supervised import supervised
 from tests.integration.kv_redis import RedisServer
-from tests.istiod.bootstrap import supervised
 from tests.mesh.go_programs import go_program
 from tests.mesh.istio_proxy import IstioProxy, Workload, running_istio_proxy
 from tests.mesh.istiod import ENVIRONMENT, Istiod
@@ -74,7 +74,7 @@ class Cluster:
     def kvmesh(self, *arguments: str) -> str:
         """Call the command as the cluster's administrator."""
         done = subprocess.run(
-            [sys.executable, "-m", "extproc", *arguments],
+            [sys.executable, "-m", "operate", *arguments],
             env=os.environ | {"KUBECONFIG": str(self.kube.kubeconfig)},
             capture_output=True,
             text=True,
@@ -89,7 +89,7 @@ class Cluster:
         environment = self.program("kvmesh-picker", namespace=namespace, address="", admin_port=0).environment
         names = self.folder / "hosts"  # the cluster's DNS: our components are at this address
         names.write_text("".join(f"127.0.0.1 {name}.{namespace}.svc\n" for name in ("kvmesh-picker", "kvmesh-indexer")))
-        words = [sys.executable, "-m", "extproc", "doctor", "--kubernetes", "--json", *flags]
+        words = [sys.executable, "-m", "operate", "doctor", "--kubernetes", "-o", "json", *flags]
         script = f"mount --bind {names} /etc/hosts && exec {shlex.join(words)}"
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", script],
@@ -119,7 +119,7 @@ class Cluster:
         }
         return ProcessSpec(
             name=component,
-            argv=(sys.executable, "-m", "extproc", *container["args"]),
+            argv=(sys.executable, "-m", "operate", *container["args"]),
             environment=environment,
             ready=(HttpReady(url=f"http://{address}:{admin_port}/readyz"),),
             ready_within_seconds=START_SECONDS,

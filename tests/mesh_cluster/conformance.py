@@ -17,9 +17,9 @@ from typing import Any
 
 from aiohttp import web
 
-from extproc.local.processes import HttpReady, ProcessSpec
+from operate.local.processes import HttpReady, ProcessSpec
 from tests.e2e.echo_pod import echo_pod
-from tests.istiod.bootstrap import supervised
+from tests.e2e.supervised import supervised
 from tests.mesh.go_programs import go_program
 from tests.mesh.istio_proxy import Workload, running_istio_proxy
 from tests.mesh.kube import Kube

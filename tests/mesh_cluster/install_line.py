@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tests.e2e.stack import Answer, eventually
-from tests.istiod.bootstrap import supervised
+from tests.e2e.supervised import supervised
 from tests.mesh.mesh_objects import http_route, kubernetes_object, rule
 from tests.mesh_cluster.cluster import API_PORT, GATEWAY, GATEWAYS, POOLS, Cluster, pods_eventually, vllm_pod
 
@@ -92,8 +92,9 @@ def objects() -> list[dict[str, Any]]:
 async def installed_by_the_line(cluster: Cluster, running: RunningPods) -> AsyncIterator[Installed]:
     """Install by the line, and run the picker and the indexer with the arguments that it has rendered."""
     assert LINE is not None
-    line = [word for word in shlex.split(LINE[1].replace("\\\n", " "))[1:] if word != "1.27"]
-    flags = [word for word in line if word != "--istio-version"]
+    flags = shlex.split(LINE[1].replace("\\\n", " "))[1:]
+    release = flags.index("--istio-version")
+    del flags[release : release + 2]  # the page's; this cluster has the newest
     policy_definition = yaml.safe_load((ROOT / "manifests/crds/kvmesh.io_inferencepolicies.yaml").read_text("utf-8"))
     cluster.kube.apply(policy_definition)
     await asyncio.to_thread(

@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 import msgspec
 
-from extproc.cli import main
 from extproc.ext_proc import answers
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.messages import HeadersMessage
 from extproc.pools.booked_exchange import BookedExchange
+from operate.cli import main
 
 PIN_HEADER, SERVED_HEADER = "test-epp-endpoint-selection", "x-conformance-test-served-endpoint"
 PORTS = (3000, 3002, 3004)  # of the suite's pools

@@ -13,10 +13,10 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from extproc.local.processes import ProcessSpec
-from tests.e2e.install_checks import story
+from operate.local.processes import ProcessSpec
 from tests.e2e.stack import eventually
-from tests.istiod.bootstrap import supervised
+from tests.e2e.supervised import supervised
+from tests.mesh.install_checks import story
 from tests.mesh.istio_proxy import IstioProxy, Workload, running_istio_proxy
 from tests.mesh.mesh_objects import http_route, kubernetes_object
 from tests.mesh_cluster.cluster import (
@@ -110,7 +110,7 @@ class NativeMesh:
         found = {}
         for pool in NATIVE:
             with_body = await self.cluster.complete(pool.host, "hello")
-            url = f"{self.cluster.gateway}/v1/models"
+            url = f"{self.cluster.gateway}/health"
             async with self.cluster.http.get(url, headers={"Host": pool.host}) as without:
                 found[pool.name] = with_body.status, without.status
         return found

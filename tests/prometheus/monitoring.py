@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from extproc.install.shipped_files import read_dashboards, read_rules
+from operate.install.shipped_files import read_dashboards, read_rules
 
 FOLDER = Path(__file__).parents[2] / "manifests" / "monitoring"
 RULES_FILE = FOLDER / "prometheus" / "kvmesh.rules.yaml"

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from extproc.local.ports import pick_free_port
+from operate.local.ports import pick_free_port
 from tests.required_programs import lacks
 
 START_SECONDS = 30.0

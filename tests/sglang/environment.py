@@ -1,8 +1,8 @@
 """The environment in which SGLang's own code runs without a GPU: its wheel and few packages beside those of vLLM's.
 
-SGLang's declared dependencies are some gigabytes for CUDA. Its prefix cache, publisher and metrics need torch and
+SGLang's declared dependencies are some gigabytes for CUDA. Its parts, and its server on a CPU, need torch and
 transformers, which the environment of the vLLM tests has (the very transformers that SGLang pins), and what is named
-here. Called by `test_sglang.py`; `python -m tests.sglang.environment` builds it by hand, in seconds.
+here. Called by the tests; `python -m tests.sglang.environment` builds it by hand, in seconds.
 """
 
 import json
@@ -25,7 +25,9 @@ SGLANG_VERSION = "0.5.23"
 PACKAGES = (
     f"sglang=={SGLANG_VERSION}",
     *("orjson==3.13.0", "ipython==9.18.1", "traitlets==5.16.1", "gguf==0.19.0", "torchvision==0.29.2"),
+    *("soundfile==0.14.0", "torchaudio==2.11.1"),  # imported by the server
 )
+BUILT = json.dumps({"packages": PACKAGES})
 BUILD_DEADLINE_SECONDS = 600.0
 IMPORTS = "import sglang.srt.disaggregation.kv_events, sglang.srt.observability.metrics_collector"
 
@@ -35,9 +37,15 @@ def ensure_sglang(vllm: VllmEnvironment) -> Path:
     folder = cache_folder() / f"sglang-{SGLANG_VERSION}-py311"
     python = folder / "bin" / "python"
     with exclusive(folder.with_name(folder.name + ".lock"), deadline_seconds=BUILD_DEADLINE_SECONDS):
-        if not (folder / MARKER).exists() or not _imports(python):
+        if not _is_built(folder) or not _imports(python):
             _build(folder, python, vllm)
     return python
+
+
+def _is_built(folder: Path) -> bool:
+    """Whether it has these packages, not an earlier version's."""
+    marker = folder / MARKER
+    return marker.exists() and marker.read_text(encoding="utf-8") == BUILT
 
 
 def without_gpu() -> dict[str, str]:
@@ -62,7 +70,7 @@ def _build(folder: Path, python: Path, vllm: VllmEnvironment) -> None:
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
     run([*pip, *PACKAGES], deadline_seconds=BUILD_DEADLINE_SECONDS)
     run([str(python), "-c", IMPORTS], env=without_gpu(), deadline_seconds=180.0)
-    (folder / MARKER).write_text(json.dumps({"packages": PACKAGES}))
+    (folder / MARKER).write_text(BUILT, encoding="utf-8")
 
 
 if __name__ == "__main__":

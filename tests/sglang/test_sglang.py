@@ -1,7 +1,7 @@
 """A pod of SGLang's own code beside a simulated vLLM pod: its load is known, and its prefixes are found page by page.
 
-The pod is SGLang's prefix cache, event publisher and metrics (see `sglang_pod`); no server of SGLang runs on these
-machines. Its HTTP forms are those of its source, 0.5.23.
+The pod is SGLang's prefix cache, event publisher and metrics (see `sglang_pod`), which a test can fill and empty at
+will; `test_server.py` has the whole server. Its HTTP forms are those of its source, 0.5.23.
 """
 
 import json

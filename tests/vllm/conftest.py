@@ -2,7 +2,7 @@
 
     vllm_environment   the cached environment with vLLM in it (built on first use, about four minutes)
     tiny_model         a folder with random weights and the tokenizer of `podsim/tiny_model`
-    vllm_pods          two running servers (about 35 s for both), healthy and with empty caches at the session's start
+    vllm_pods          two running servers (about 20 s for both), healthy and with empty caches at the session's start
     fresh_vllm_pods    a function that starts more servers for one test and ends them with it: for tests that kill pods
 
 A pod has `address`, `url`, `get`, `get_text`, `post`, `kill`, `log`; see `servers.VllmPod`. The pods of `vllm_pods`

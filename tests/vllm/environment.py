@@ -117,7 +117,13 @@ def packages_beside(environment: VllmEnvironment, *packages: str) -> Path:
 
 def offline() -> dict[str, str]:
     """The process environment in which vLLM and transformers ask no server for anything."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    return {**os.environ, **offline, "PYTHONPATH": with_start(os.environ.get("PYTHONPATH", ""))}
+
+
+def with_start(path: str) -> str:
+    """Return a PYTHONPATH by which a vLLM process may use AMX, before this one."""
+    return f"{Path(__file__).parent / 'start'}{os.pathsep}{path}".rstrip(os.pathsep)
 
 
 def is_complete(environment: VllmEnvironment) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import revision
-from extproc.prompts.token_ids import TOKEN_BYTES
+from extproc.prompts.tokenized_prompt import TOKEN_BYTES
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
 from tests.vllm.environment import VLLM_VERSION, ensure_environment

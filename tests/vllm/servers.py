@@ -1,16 +1,15 @@
 """Real vLLM servers on this machine's CPU, for tests: start, wait until healthy, end for sure.
 
-Used by `conftest.py` and by anything else that needs real pods. A server takes about 35 s and 1.5 GB; two fit into
+Used by `conftest.py` and by anything else that needs real pods. Two servers take about 20 s and 3 GB; they fit into
 2 cores. Every port is chosen by the operating system, and nothing outlives `stop`.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import re
 import signal
-import subprocess
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -19,16 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from extproc.local.ports import pick_free_port
+from operate.local.ports import pick_free_port
 from tests.vllm.environment import VllmEnvironment, offline
+from tests.vllm.forked import ForkedProcess, fork_server
 
 MODEL_NAME = "tiny"
 BLOCK_SIZE = 32  # tokens; the CPU attention needs a multiple of 32
 MAX_MODEL_LEN = 4096  # tokens
-START_DEADLINE_SECONDS = 360.0  # 35 s on an idle machine, several times that beside other work
+START_DEADLINE_SECONDS = 360.0  # 20 s on an idle machine, several times that beside other work
 STOP_DEADLINE_SECONDS = 20.0
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-LIBC = ctypes.CDLL(None)
 
 
 class ServerStartError(Exception):
@@ -43,7 +41,7 @@ class VllmPod:
     model: str
     model_folder: Path
     log: Path
-    process: "subprocess.Popen[bytes]"
+    process: ForkedProcess
 
     @property
     def url(self) -> str:
@@ -74,7 +72,19 @@ class VllmPod:
     def kill(self) -> None:
         """End the server and all its children at once, as a crash would."""
         end_group(self.process, signal.SIGKILL)
-        self.process.wait(STOP_DEADLINE_SECONDS)
+        assert self.process.has_ended(wait_seconds=STOP_DEADLINE_SECONDS)
+        deadline = time.monotonic() + STOP_DEADLINE_SECONDS
+        while self._is_listening():  # the engine's process has inherited the socket, and ends after its parent
+            assert time.monotonic() < deadline, f"{self.address} is still listened at"
+            time.sleep(0.02)
+
+    def _is_listening(self) -> bool:
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except ConnectionError:
+            return False
+        return True
 
 
 @contextlib.contextmanager
@@ -123,32 +133,23 @@ def start(
     extra_env: Mapping[str, str] | None = None,
 ) -> VllmPod:
     """Start one server in a process group of its own and return at once; it is not healthy yet."""
-    process = subprocess.Popen(
-        command(environment, model_folder=model_folder, address=address, extra_flags=extra_flags),
-        env=offline()
-        | {
-            "VLLM_HOST_IP": address.rpartition(":")[0],  # what tcp://*:0 binds
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "VLLM_LOGGING_LEVEL": "INFO",
-            **(extra_env or {}),
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=log_file,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - one call into a library that is already loaded
+    environment_variables = offline() | {
+        "VLLM_HOST_IP": address.rpartition(":")[0],  # what tcp://*:0 binds
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        **(extra_env or {}),
+    }
+    process = fork_server(environment.python, environment_variables).start(
+        arguments(model_folder=model_folder, address=address, extra_flags=extra_flags),
+        environment=environment_variables,
+        log=log_file.fileno(),
     )
     return VllmPod(address=address, model=MODEL_NAME, model_folder=model_folder, log=log, process=process)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to end the server, which ends its children, when the test run is killed and cannot clean up."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def command(environment: VllmEnvironment, *, model_folder: Path, address: str, extra_flags: Sequence[str]) -> list[str]:
+def arguments(*, model_folder: Path, address: str, extra_flags: Sequence[str]) -> list[str]:
     """Return the command line; event and replay ports are 0, `GET /kv_event_sources` tells which were bound."""
     host, port = address.rsplit(":", 1)
     events = {
@@ -159,8 +160,7 @@ def command(environment: VllmEnvironment, *, model_folder: Path, address: str, e
         "topic": f"kv@{address}@{MODEL_NAME}",
     }
     return [
-        *(str(environment.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_folder)),
-        *("--host", host, "--port", port, "--served-model-name", MODEL_NAME),
+        *("--model", str(model_folder), "--served-model-name", MODEL_NAME, "--host", host, "--port", port),
         *("--max-model-len", str(MAX_MODEL_LEN), "--enforce-eager", "--block-size", str(BLOCK_SIZE)),
         *("--enable-prefix-caching", "--num-gpu-blocks-override", "512", "--max-num-seqs", "16"),
         *("--enable-prompt-tokens-details", "--enable-scale-out"),
@@ -174,12 +174,10 @@ def wait_until_healthy(pods: Sequence[VllmPod], *, deadline_seconds: float) -> N
     give_up_at = time.monotonic() + deadline_seconds
     for pod in pods:
         while not is_healthy(pod):
-            if pod.process.poll() is not None:
-                raise ServerStartError(f"vLLM ended with {pod.process.returncode}:\n{log_tail(pod.log)}")
+            if pod.process.has_ended(wait_seconds=0.25):
+                raise ServerStartError(f"vLLM has ended:\n{log_tail(pod.log)}")
             if time.monotonic() > give_up_at:
                 raise ServerStartError(f"vLLM not healthy in {deadline_seconds:.0f} s:\n{log_tail(pod.log)}")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                pod.process.wait(0.25)
 
 
 def is_healthy(pod: VllmPod) -> bool:
@@ -193,13 +191,12 @@ def is_healthy(pod: VllmPod) -> bool:
 def stop(pod: VllmPod) -> None:
     """End a server and its children: politely, then for sure. Safe to call for one that is already gone."""
     end_group(pod.process, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        pod.process.wait(STOP_DEADLINE_SECONDS)
+    pod.process.has_ended(wait_seconds=STOP_DEADLINE_SECONDS)
     end_group(pod.process, signal.SIGKILL)  # also reaches children that outlived their parent
-    pod.process.wait(STOP_DEADLINE_SECONDS)
+    assert pod.process.has_ended(wait_seconds=STOP_DEADLINE_SECONDS)
 
 
-def end_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+def end_group(process: ForkedProcess, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)  # its own session, so the group's number is its pid
 

@@ -58,7 +58,6 @@ CHATS: dict[str, dict[str, Any]] = {
         "truncate_prompt_tokens": 20,
         "add_special_tokens": True,
     },
-    "ids of a prefill stage": {"messages": [HI], "kv_transfer_params": {"prompt_token_ids": [5, 6, 7]}},
     "tools that are not to be used": {"messages": [HI], "tools": [TOOL], "tool_choice": "none"},
     "an effort": {"messages": [HI], "reasoning_effort": "low"},
     "continue": {

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from tests.integration.doctor_mesh import findings, folder_with, indexer, only, picker_settings
+from extproc.pages.findings import Finding, Severity
+from tests.e2e.stack import eventually
+from tests.integration.doctor_mesh import findings, folder_with, indexer, picker, picker_settings, two_ports
 from tests.integration.kv_redis import RedisServer
 from tests.vllm.servers import VllmPod
 
@@ -17,11 +19,22 @@ async def test_real_pods_that_are_well_have_no_finding_and_another_chat_template
     try:
         async with indexer(redis.url, addresses):
             well = await findings(picker_settings(redis.url, addresses), timeout_seconds=60.0)
-            wrong = await findings(
-                picker_settings(redis.url, addresses[:1], tokenizer=planted), timeout_seconds=60.0, trial=False
+            grpc_port, admin_port = two_ports()
+            settings = picker_settings(
+                redis.url, addresses[:1], tokenizer=planted, grpc_port=grpc_port, admin_port=admin_port
             )
+            async with picker(settings) as url:
+
+                async def verdicts() -> list[Finding]:
+                    found = await findings(settings, picker_admin=url, timeout_seconds=60.0, trial=False)
+                    return [each for each in found if each.check == "picker-tokens"]
+
+                def is_found(found: list[Finding]) -> bool:
+                    return [each.severity for each in found] == [Severity.ERROR]
+
+                wrong = await eventually(verdicts, is_found, seconds=60.0)
     finally:
         redis.kill()
 
     assert well == []
-    assert "--chat-template" in only(wrong, "tokens").fix
+    assert "tokens of tiny" in wrong[0].seen

@@ -17,8 +17,8 @@ from kv_indexer.apply.apply_events import EventApplier, root_keys
 from kv_indexer.events.sequence import Frame
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.blocks.source import Stream
-from kvmesh.index.memory_index import MemoryPrefixIndex
 from tests.unit.kv_indexer_follow.kv_fakes import CountingTelemetry
+from tests.unit.kvmesh_index.kv_memory_index import MemoryPrefixIndex
 from tests.vllm.environment import VllmEnvironment, offline
 
 HERE = Path(__file__).parent

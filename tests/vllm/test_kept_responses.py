@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.requests.kept_responses import tag_in, tag_of
+from extproc.requests.responses_api import tag_in, tag_of
 from tests.e2e.stack import Answer, Stack
 from tests.vllm.environment import VllmEnvironment
 from tests.vllm.servers import MODEL_NAME, VllmPod, running_pods

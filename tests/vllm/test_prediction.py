@@ -68,7 +68,7 @@ async def the_picker_has_seen_the_same(stack: Stack, single: list[Outcome]) -> N
     assert {name: seen[name] for name in expected} == expected
     buckets = await error_buckets(stack)
     assert (buckets["-0.5"], buckets["0.5"], buckets["+Inf"]) == (0, len(single), len(single))
-    for name in ("kvmesh_responses_missed_total", "kvmesh_extproc_model_finding", "kvmesh_extproc_finding"):
+    for name in ("kvmesh_responses_missed_total", "kvmesh_extproc_model_finding"):
         assert await stack.metric(name) == 0, name
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from extproc.responses.response_usage import usage_reader_for
+from extproc.answers.response_usage import usage_reader_for
 from tests.e2e.stack import eventually, running_stack
 from tests.e2e.test_promises import OBJECTIVE, counted, judged
 from tests.vllm.servers import MODEL_NAME, VllmPod

@@ -35,8 +35,26 @@
   {{- $namespaces = append $namespaces .namespace -}}
 {{- end -}}
 {{- $namespaces = uniq $namespaces -}}
+{{- $files := list -}}
+{{- if .Values.redisPasswordSecret -}}
+  {{- $files = append $files "password_file=/etc/kvmesh/redis/password/password" -}}
+{{- end -}}
+{{- if .Values.redisSentinelPasswordSecret -}}
+  {{- $files = append $files "sentinel_password_file=/etc/kvmesh/redis/sentinel/password" -}}
+{{- end -}}
+{{- if .Values.redisCaSecret -}}
+  {{- $files = append $files "ca_file=/etc/kvmesh/redis/ca/ca.crt" -}}
+{{- end -}}
+{{- if .Values.redisTlsSecret -}}
+  {{- $files = append $files "cert_file=/etc/kvmesh/redis/tls/tls.crt&key_file=/etc/kvmesh/redis/tls/tls.key" -}}
+{{- end -}}
+{{- $redis := .Values.redis | default (printf "redis://kvmesh-redis.%s.svc:6379/0" .Release.Namespace) -}}
+{{- if $files -}}
+  {{- $redis = printf "%s%s%s" $redis (ternary "&" "?" (contains "?" $redis)) (join "&" $files) -}}
+{{- end -}}
+redisAddress: {{ $redis | quote }}
 minor: {{ $minor }}
-buffered: {{ or (eq (.Values.bodyMode | default "") "buffered") (eq .Values.failureMode "FailOpen") (lt $minor 26) }}
+buffered: {{ or (eq (.Values.bodyMode | default "") "buffered") (eq .Values.failureMode "FailOpen") }}
 membership: {{ .Values.membership | default (ternary "ambient" "sidecar" $ambient) }}
 poolsInMesh: {{ ternary (not $ambient) .Values.poolsInMesh (kindIs "invalid" .Values.poolsInMesh) }}
 rootNamespace: {{ .Values.rootNamespace | default "istio-system" }}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from extproc.admission import pressure_memory
 from extproc.ext_proc.exchange import BodyMode
 from tests.integration.hermetic_envoy import Envoy, Refused, Routed
 from tests.integration.kv_redis import RedisServer
@@ -18,12 +19,14 @@ NONE_WAITS: dict[str, Any] = {"classes": {"sheddable": {"queueRequests": 0}}}
 
 
 @pytest.mark.parametrize("mode", [BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED], ids=["duplex", "buffered"])
-async def test_whose_target_no_pod_can_meet_is_refused_with_all_that_a_client_needs(mode: BodyMode) -> None:
+async def test_whose_target_no_pod_can_meet_is_refused_with_all_that_a_client_needs(
+    mode: BodyMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pressure_memory, "LEAST_RETRY_SECONDS", 3.0)
+    monkeypatch.setattr(pressure_memory, "MOST_RETRY_SECONDS", 3.0)
+    monkeypatch.setattr(pressure_memory, "RETRY_JITTER", 0.0)
     # 100 requests wait at the pod, which starts 20 a second
-    priorities = policy(
-        classes={"sheddable": {"ttftSeconds": 0.01}},
-        overload={"leastRetrySeconds": 3, "mostRetrySeconds": 3, "retryJitter": 0},
-    )
+    priorities = policy(classes={"sheddable": {"ttftSeconds": 0.01}})
     envoy = Envoy(mode=mode, raw=True)
     async with held_pods(1) as pods, crowd_before(pods, envoy=envoy, policy=priorities) as crowd:
         pods[0].fill()
@@ -57,13 +60,6 @@ async def test_a_class_may_be_refused_with_429() -> None:
         assert (refusal.status, refusal.reason) == (429, "queue-full")
 
 
-async def test_sheddable_classes_that_say_nothing_are_refused_as_the_picker_is_set_to() -> None:
-    async with held_pods(1) as pods, crowd_before(pods, policy=policy(**NONE_WAITS), sheddable_429=True) as crowd:
-        pods[0].fill()
-        await crowd.saw(waiting=100)
-        assert (await crowd.send("sheddable").refused()).status == 429
-
-
 async def test_whoever_has_waited_for_as_long_as_its_class_may_is_refused() -> None:
     priorities = policy(classes={"sheddable": {"queueSeconds": 0.2}})
     async with held_pods(1) as pods, crowd_before(pods, policy=priorities) as crowd:
@@ -75,10 +71,12 @@ async def test_whoever_has_waited_for_as_long_as_its_class_may_is_refused() -> N
         assert await crowd.picker.metric(left) == 1
 
 
-async def test_those_who_are_refused_together_are_asked_back_one_after_the_other() -> None:
-    overload = {"leastRetrySeconds": 0.001, "mostRetrySeconds": 60, "retryJitter": 0}
-    priorities = policy(overload=overload, **NONE_WAITS)
-    async with held_pods(1) as pods, crowd_before(pods, policy=priorities) as crowd:
+async def test_those_who_are_refused_together_are_asked_back_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pressure_memory, "LEAST_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(pressure_memory, "RETRY_JITTER", 0.0)
+    async with held_pods(1) as pods, crowd_before(pods, policy=policy(**NONE_WAITS)) as crowd:
         pods[0].fill()
         await crowd.saw(waiting=100)
         times = []
@@ -104,7 +102,7 @@ async def test_a_pod_with_room_for_others_has_none_for_a_class_with_a_lower_ceil
 
 
 async def test_pods_that_say_nothing_any_more_get_a_few_requests_each_and_the_pool_goes_on() -> None:
-    priorities = policy(overload={"unknownRequests": 2}, stale_after_seconds=0.3)
+    priorities = policy(stale_after_seconds=0.3)
     async with held_pods(2) as pods, crowd_before(pods, policy=priorities, scrape_timeout_seconds=0.2) as crowd:
         pods[0].is_mute = True
         await crowd.picker.eventually("/state", lambda state: state["endpoints"][0]["waiting"] is None)
@@ -132,9 +130,10 @@ async def test_full_pods_stand_behind_those_with_room_for_the_case_that_these_do
         assert found.endpoints == (pods[1].address, pods[2].address, pods[0].address)
 
 
-async def test_a_pod_that_answers_503_itself_counts_as_full_and_as_well() -> None:
-    priorities = policy(overload={"fullSeconds": 60})
-    async with held_pods(2) as pods, picker_before(pods, policy=priorities) as picker:
+async def test_a_pod_that_answers_503_itself_counts_as_full_and_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extproc.choosing.endpoint_health.FULL_SECONDS", 60.0)
+    monkeypatch.setattr("extproc.choosing.endpoint_health.MOST_FULL_SECONDS", 60.0)
+    async with held_pods(2) as pods, picker_before(pods, policy=policy()) as picker:
         async with Envoy(mode=BodyMode.FULL_DUPLEX_STREAMED, raw=True).exchange(picker.grpc_address) as exchange:
             found = await exchange.request(b'{"model":"tiny","prompt":"one"}')
             assert isinstance(found, Routed)

@@ -10,17 +10,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType, ModuleType, TracebackType
+from typing import Any
 
 import grpc
 import pytest
 
 from extproc.ext_proc.exchange import BodyMode
+from extproc.ledger.facts import DecisionRecord
+from extproc.models.models import ModelTable
+from extproc.settings.config import GrpcServer
 from tests.integration.hermetic_envoy import Envoy
 from tests.integration.hermetic_picker import Picker, running_picker
 from tests.integration.hermetic_pods import PodState
+from tests.integration.overload_picker import policy
 
 TINY_MODEL = Path(__file__).parents[3] / "podsim" / "tiny_model"
 CHAT = "/v1/chat/completions"
+TENANT, OBJECTIVE = "x-gateway-inference-fairness-id", "x-gateway-inference-objective"
 CHUNK_BYTES = 62_000
 LONG_BYTES = 600_000  # of a body: two of its chunks are no such object
 ENVOY = Envoy(mode=BodyMode.FULL_DUPLEX_STREAMED, raw=True)
@@ -35,7 +42,17 @@ BODIES = {
     "unpacks to too much": (gzip.compress(TEXT * 2), {"content-encoding": "gzip"}),
     "unknown model": (TEXT.replace(b"my-model", b"no-model"), {}),
     "no endpoint": (TEXT, {"subset": "10.9.9.9:1"}),
+    "over quota": (gzip.compress(TEXT), {"content-encoding": "gzip", TENANT: "blocked"}),
+    "shed": (TEXT, {OBJECTIVE: "at-once"}),
+    "waits in vain": (TEXT, {OBJECTIVE: "sheddable"}),
 }
+POLICY = policy(
+    quotas=[{"tenant": "blocked", "concurrentRequests": 0}],
+    classes={
+        "at-once": {"priority": -2, "sheddable": True, "queueRequests": 0},
+        "sheddable": {"queueSeconds": 0.05, "ttftSeconds": 600},
+    },
+)
 
 
 @contextmanager
@@ -57,6 +74,21 @@ def nothing_long_left() -> Iterator[None]:
         gc.enable()
 
 
+def nothing_of_requests_is_remembered() -> None:
+    """Fail where a record of a decision leads to an error, whose traceback has the body, or to a long text."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [one for one in gc.get_objects() if type(one) is DecisionRecord]
+    assert waiting, "no decision is remembered"
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found and not isinstance(one, type | ModuleType):
+            found[id(one)] = one
+            waiting += gc.get_referents(one)
+    kinds = {type(one).__name__ for one in found.values() if isinstance(one, BaseException | TracebackType | FrameType)}
+    assert not kinds
+    assert not [type(one) for one in found.values() if sys.getsizeof(one) > LONG_BYTES / 2]
+
+
 async def all_ended(picker: Picker) -> None:
     """Wait until the picker knows of the end of every stream."""
     await picker.eventually("/state", lambda state: sum(pod["bookings"] for pod in state["endpoints"]) == 0)
@@ -69,17 +101,21 @@ def chunks_of(body: bytes) -> list[bytes]:
     return [body[start : start + CHUNK_BYTES] for start in range(0, len(body), CHUNK_BYTES)]
 
 
-@pytest.mark.parametrize("kind", BODIES)
-async def test_a_body_is_free_when_its_exchange_is_over(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "server"), [*((kind, GrpcServer.OWN) for kind in BODIES), ("routed", GrpcServer.GRPCIO)]
+)
+async def test_a_body_is_free_when_its_exchange_is_over(kind: str, server: GrpcServer) -> None:
     body, headers = BODIES[kind]
     subset = headers.get("subset")
     sent = {"content-type": "application/json"} | {name: value for name, value in headers.items() if name != "subset"}
     async with running_picker(
-        [PodState()],
+        [PodState(waiting=100 if OBJECTIVE in headers else 0)],
+        policy=POLICY,
         model="my-model",
         tokenizer_folder=TINY_MODEL,
-        known_models=frozenset({"my-model"}),
+        models=ModelTable(only_listed=True),
         max_body_bytes=len(TEXT) + 1000,
+        grpc_server=server,
     ) as picker:
         for counted in (False, True):  # what is made once, at the first request, is no leak
             with nothing_long_left() if counted else nullcontext():
@@ -89,10 +125,15 @@ async def test_a_body_is_free_when_its_exchange_is_over(kind: str) -> None:
                         async with ENVOY.exchange(picker.grpc_address) as exchange:
                             await exchange.request(*chunks_of(body), path=CHAT, headers=sent, subset=subset)
                 await all_ended(picker)
+        if "too" not in kind:  # those are refused before there is a decision
+            nothing_of_requests_is_remembered()
 
 
-async def test_a_body_that_is_given_up_is_free_at_once() -> None:
-    async with running_picker([PodState()], model="my-model", tokenizer_folder=TINY_MODEL) as picker:
+@pytest.mark.parametrize("server", GrpcServer)
+async def test_a_body_that_is_given_up_is_free_at_once(server: GrpcServer) -> None:
+    async with running_picker(
+        [PodState()], model="my-model", tokenizer_folder=TINY_MODEL, grpc_server=server
+    ) as picker:
         with nothing_long_left():
             for _ in range(3):
                 async with ENVOY.exchange(picker.grpc_address) as exchange:

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from extproc.ext_proc.answers import JWT_NAMESPACE
-from extproc.local.envoy_config import named
-from extproc.local.processes import find_envoy
 from extproc.policy.priority import TARGETS
+from operate.local.envoy_config import named
+from operate.local.processes import find_envoy
 
 FOLDER = Path(__file__).parents[3] / "envoy"
 FILES = ("local.yaml", "buffered.yaml", "original-dst.yaml")
@@ -271,6 +271,7 @@ def test_original_dst_takes_its_one_address_from_metadata_and_never_from_a_heade
 def test_the_buffered_file_differs_from_the_local_one_in_how_bodies_reach_the_picker_alone() -> None:
     local, buffered = read("local.yaml"), read("buffered.yaml")
     for config in (local, buffered):
+        config["static_resources"]["listeners"][0].pop("per_connection_buffer_limit_bytes")  # a BUFFERED body must fit
         manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
         names = ("envoy.filters.http.ext_proc.kvmesh", "envoy.filters.http.router")
         manager["http_filters"] = [named(manager["http_filters"], each) for each in names]

@@ -6,6 +6,7 @@ In both body modes: FULL_DUPLEX_STREAMED, where a second filter may have the res
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,21 +19,22 @@ from aiohttp import web
 
 from extproc.admission.degradation import NO_MEASURES, Measures, measures_of, took, words_of
 from extproc.admission.output_cap import body_changes, caps
+from extproc.answers.response_plan import PASS_PLAN, ResponsePlan
+from extproc.choosing.endpoint_health import Outcome
 from extproc.disaggregation.transfer_protocols import removed_headers
 from extproc.errors import PickError, RequestShedError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
-from extproc.local.envoy_config import SocketAddress, fill_in, read_template
-from extproc.local.ports import pick_free_port
-from extproc.local.processes import HttpReady, ProcessSpec, Supervisor, find_envoy
+from extproc.ledger.facts import Read
+from extproc.ledger.ledger import Ledger
 from extproc.pods.inflight import Booking
 from extproc.policy.priority import DegradationStep, StepKind
 from extproc.pools.booked_exchange import BookedExchange, ReadResponse
 from extproc.requests.json_edit import JsonObject, replace_top_level
 from extproc.requests.openai import parse_request
-from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
-from extproc.slo.judgement import Judgement, Measured
-from extproc.slo.promise import AnswerPromise, OpenPromise
+from operate.local.envoy_config import SocketAddress, fill_in, read_template
+from operate.local.ports import pick_free_port
+from operate.local.processes import HttpReady, ProcessSpec, Supervisor, find_envoy
 
 HOST = "127.0.0.1"
 DEADLINE_SECONDS = 30.0
@@ -57,6 +59,11 @@ class Picker:
     plan: ResponsePlan = PASS_PLAN
     refusal: PickError | None = None
     misses: list[str] = field(default_factory=list)
+    ledger: Ledger = field(init=False)
+    reading: dict[tuple[float, str], BookedExchange] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(listeners={Read: (self.read,)})
 
     async def pick(self, facts: RequestFacts, body: bytes | None) -> BookedExchange:
         if self.refusal is not None:
@@ -94,31 +101,27 @@ class Picker:
 
     def endpoint_full(self, endpoint: str) -> None: ...
 
-    def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool) -> None: ...
+    def stream_read(self, endpoint: str, outcome: Outcome, *, seconds: float) -> None: ...
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def release(
+        self,
+        booking: Booking,
+        *,
+        status: int,
+        unserved: bool,
+        answered_at: float,
+        is_watched: bool,
+    ) -> None: ...
 
     def keeps(self, response_id: str, endpoint: str) -> None: ...
 
-    def realised(self, comparison: Any) -> None: ...
-
     def generated(self, note: Any, tokens: int) -> None: ...
 
-    def response_missed(self, why: str) -> None:
-        self.misses.append(why)
-
-    def judged(
-        self,
-        answer: AnswerPromise,
-        judgement: Judgement,
-        asked: Judgement | None,
-        *,
-        served_by: str | None,
-        has_come: bool,
-        measured: Measured,
-    ) -> None:
-        raise AssertionError("nothing is promised")
-
-    def unanswered(self, promise: OpenPromise, *, status: int, endpoint: str) -> None:
-        raise AssertionError("nothing is promised")
+    def read(self, fact: Read) -> None:
+        self.misses += fact.missed
 
 
 @dataclass(kw_only=True)

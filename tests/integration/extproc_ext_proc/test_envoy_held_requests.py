@@ -17,14 +17,15 @@ import pytest
 from aiohttp import web
 
 from extproc.admission.classify import claims_named, classify
+from extproc.answers.response_plan import PASS_PLAN, ResponsePlan
 from extproc.ext_proc.answers import JWT_NAMESPACE
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ext_proc.grpc_server import ExtProcServer
-from extproc.local.envoy_config import SocketAddress, fill_in, named, read_template
-from extproc.local.ports import pick_free_port
-from extproc.local.processes import HttpReady, ProcessSpec, Supervisor, find_envoy
-from extproc.policy.priority import ClassRule, PriorityPolicy
-from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
+from extproc.policy.priority import ClassRule
+from extproc.policy.request_class import PriorityPolicy
+from operate.local.envoy_config import SocketAddress, fill_in, named, read_template
+from operate.local.ports import pick_free_port
+from operate.local.processes import HttpReady, ProcessSpec, Supervisor, find_envoy
 
 HOST = "127.0.0.1"
 DEADLINE_SECONDS = 30.0

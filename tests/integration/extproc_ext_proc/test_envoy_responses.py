@@ -16,7 +16,9 @@ from aiohttp import web
 
 from extproc.ext_proc import messages as ext_proc_messages
 from extproc.ext_proc.call import NOTES_WITHOUT_RESPONSE
-from extproc.install.envoy_filters import NOTE_HEADER, RESPONSE_FILTER
+from extproc.ext_proc.grpc_server import Transport
+from operate.install.envoy_filters import NOTE_HEADER, RESPONSE_FILTER
+from tests.integration.grpc_servers import on_both_servers
 from tests.integration.scripted_picker import (
     BOTH,
     BUFFERED,
@@ -37,11 +39,12 @@ from tests.integration.scripted_picker import (
 
 
 @pytest.mark.parametrize("file", BOTH)
+@on_both_servers
 async def test_a_changed_request_arrives_whole_and_its_json_answer_has_the_clients_name(
-    file: str, tmp_path: Path
+    file: str, transport: type[Transport], tmp_path: Path
 ) -> None:
     prompt = "x" * 300_000
-    async with mesh(file, tmp_path, document) as running:
+    async with mesh(file, tmp_path, document, transport=transport) as running:
         running.books.plan, running.books.change = REWRITE, as_the_pod_has_it
         for size in (0, len(prompt)):
             async with running.post(json.dumps({"model": "gpt-x", "prompt": prompt[:size]}).encode()) as response:
@@ -270,7 +273,10 @@ async def test_an_envoy_that_does_not_allow_the_picker_to_ask_is_noticed(tmp_pat
 
 
 @pytest.mark.parametrize("file", BOTH)
-async def test_a_picker_that_stops_does_not_cut_a_stream_that_it_rewrites(file: str, tmp_path: Path) -> None:
+@on_both_servers
+async def test_a_picker_that_stops_does_not_cut_a_stream_that_it_rewrites(
+    file: str, transport: type[Transport], tmp_path: Path
+) -> None:
     half_way, go_on = asyncio.Event(), asyncio.Event()
     cut = EVENTS.index(b"model-a") + 3
 
@@ -283,7 +289,7 @@ async def test_a_picker_that_stops_does_not_cut_a_stream_that_it_rewrites(file: 
         await response.write(EVENTS[cut:])
         return response
 
-    async with mesh(file, tmp_path, answer) as running:
+    async with mesh(file, tmp_path, answer, transport=transport) as running:
         running.books.plan = REWRITE
         async with running.post() as response:
             async with asyncio.timeout(DEADLINE_SECONDS):

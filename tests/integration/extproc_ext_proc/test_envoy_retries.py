@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from extproc.disaggregation.transfer_protocols import NO_RETRIES
-from extproc.local.envoy_config import named
+from operate.local.envoy_config import named
 from tests.integration.scripted_picker import BOTH, Mesh, mesh
 
 RETRIES_503 = {

@@ -20,7 +20,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.type.v3.http_status_pb2 import HttpStatus
 from google.protobuf.struct_pb2 import Struct
 
-from extproc.local.envoy_config import SocketAddress
+from operate.local.envoy_config import SocketAddress
 from tests.integration.envoy_process import HOST, free_addresses, running_envoy
 
 PICK_HEADER = "x-gateway-destination-endpoint"

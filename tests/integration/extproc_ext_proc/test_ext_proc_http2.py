@@ -1,4 +1,4 @@
-"""Our own HTTP/2 against clients that are not ours: gRPC's, and raw frames on a socket; on both event loops."""
+"""Both servers against gRPC's own client, and our own HTTP/2 against raw frames on a socket; on both event loops."""
 
 import asyncio
 import inspect
@@ -16,13 +16,13 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame, SettingsFrame
 
+from extproc.answers.response_plan import PASS_PLAN, ResponsePlan
 from extproc.ext_proc.call import OpenResponse
-from extproc.ext_proc.exchange import BodyMode, RequestFacts
-from extproc.ext_proc.grpc_server import ExtProcServer
-from extproc.ext_proc.uploads import Uploads
+from extproc.ext_proc.exchange import BodyMode, RequestFacts, Uploads
+from extproc.ext_proc.grpc_server import ExtProcServer, Http2Transport, Transport
 from extproc.http2 import frames as http2
 from extproc.http2.limits import Http2Limits
-from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
+from tests.integration.grpc_servers import on_both_servers
 
 DEADLINE_SECONDS = 20.0
 TEST_SECONDS = 120.0
@@ -124,12 +124,16 @@ async def serving(
     max_body_bytes: int = 16 << 20,
     limits: Http2Limits | None = None,
     uploads: Uploads | None = None,
+    transport: type[Transport] = Http2Transport,
 ) -> AsyncIterator[Serving]:
     """A server and a gRPC channel to it; afterwards nothing may be left of either."""
+    tasks = asyncio.all_tasks()
     picks = FakePicks()
     if open_gate:
         picks.gate.set()
-    server = ExtProcServer(picks=picks, max_body_bytes=max_body_bytes, limits=limits, uploads=uploads)
+    server = ExtProcServer(
+        picks=picks, max_body_bytes=max_body_bytes, limits=limits, uploads=uploads, transport=transport
+    )
     port = await server.start(host=HOST, port=0)
     await server.set_serving(True)
     try:
@@ -138,6 +142,7 @@ async def serving(
     finally:
         await server.stop(grace_seconds=0)
     assert (server.open_streams, picks.finished) == (0, picks.picked)
+    await eventually(lambda: asyncio.all_tasks() <= tasks)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -207,17 +212,23 @@ async def whole_exchange(serving: Serving, content: bytes, piece: int) -> bytes:
     return bytes(got)
 
 
+async def whole_health_check(serving: Serving) -> None:
+    await health_pb2_grpc.HealthStub(serving.channel).Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_SECONDS)
+
+
+@on_both_servers
 @on_both_loops
-async def test_many_streams_at_once_are_each_answered_with_their_own_body() -> None:
-    async with serving() as stage:
+async def test_many_streams_at_once_are_each_answered_with_their_own_body(transport: type[Transport]) -> None:
+    async with serving(transport=transport) as stage:
         bodies = [bytes([number]) * (1 + 997 * number) for number in range(200)]
         assert await asyncio.gather(*(whole_exchange(stage, content, 30_000) for content in bodies)) == bodies
         assert (stage.picks.started, stage.picks.finished) == (200, 200)
 
 
+@on_both_servers
 @on_both_loops
-async def test_a_large_body_passes_through_all_windows_unchanged() -> None:
-    async with serving() as stage:
+async def test_a_large_body_passes_through_all_windows_unchanged(transport: type[Transport]) -> None:
+    async with serving(transport=transport) as stage:
         content = bytes(range(251)) * 50_000  # 12.5 MB, many times any window
         assert await whole_exchange(stage, content, 64_000) == content
 
@@ -249,9 +260,10 @@ async def test_the_largest_of_too_many_unfinished_bodies_gives_way_on_whatever_c
     assert uploads.held_bytes == 0
 
 
+@on_both_servers
 @on_both_loops
-async def test_a_cancelled_stream_gives_its_pick_up_and_the_next_one_is_served() -> None:
-    async with serving(open_gate=False) as stage:
+async def test_a_cancelled_stream_gives_its_pick_up_and_the_next_one_is_served(transport: type[Transport]) -> None:
+    async with serving(open_gate=False, transport=transport) as stage:
         call = stage.call()
         await call.write(headers(BodyMode.NONE))
         await eventually(lambda: stage.picks.started == 1)
@@ -262,9 +274,25 @@ async def test_a_cancelled_stream_gives_its_pick_up_and_the_next_one_is_served()
         assert (stage.picks.picked, stage.picks.finished) == (1, 1)
 
 
+@on_both_servers
 @on_both_loops
-async def test_a_deadline_ends_a_pick_that_takes_too_long() -> None:
-    async with serving(open_gate=False) as stage:
+async def test_a_message_during_a_pending_pick_waits_for_it(transport: type[Transport]) -> None:
+    async with serving(open_gate=False, transport=transport) as stage:
+        call = stage.call()
+        await call.write(headers(BodyMode.NONE))
+        await call.write(response_headers())
+        await call.done_writing()
+        await eventually(lambda: stage.picks.started == 1)
+        await whole_health_check(stage)  # by when the second message has come
+        stage.picks.gate.set()
+        assert [(await read(call)).WhichOneof("response") for _ in range(2)] == ["request_headers", "response_headers"]
+        assert await read(call) is grpc.aio.EOF
+
+
+@on_both_servers
+@on_both_loops
+async def test_a_deadline_ends_a_pick_that_takes_too_long(transport: type[Transport]) -> None:
+    async with serving(open_gate=False, transport=transport) as stage:
         call = stage.call(timeout=0.3)
         await call.write(headers(BodyMode.NONE))
         assert (await status_of(call))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -272,42 +300,48 @@ async def test_a_deadline_ends_a_pick_that_takes_too_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "options", "code", "details"),
+    ("message", "code", "details"),
     [
-        (body(b"x" * 2_000_000, end_of_stream=True), {}, grpc.StatusCode.RESOURCE_EXHAUSTED, "limit of 1050576 bytes"),
-        (
-            body(b"x" * 1000, end_of_stream=True),
-            {"compression": grpc.Compression.Gzip},
-            grpc.StatusCode.UNIMPLEMENTED,
-            "compressed",
-        ),
-        (b"\xff\xff\xff", {}, grpc.StatusCode.INTERNAL, "ProcessingRequest"),
+        (body(b"x" * 2_000_000, end_of_stream=True), grpc.StatusCode.RESOURCE_EXHAUSTED, "1052576"),
+        (b"\xff\xff\xff", grpc.StatusCode.INTERNAL, "ProcessingRequest"),
     ],
-    ids=["too large", "compressed", "not protobuf"],
+    ids=["too large", "not protobuf"],
 )
+@on_both_servers
 @on_both_loops
 async def test_messages_that_cannot_be_taken_end_the_stream_with_a_status(
-    message: Any, options: dict[str, Any], code: grpc.StatusCode, details: str
+    transport: type[Transport], message: Any, code: grpc.StatusCode, details: str
 ) -> None:
-    async with serving(max_body_bytes=1000) as stage:
-        call = stage.call(**options)
+    async with serving(max_body_bytes=1000, transport=transport) as stage:
+        call = stage.call()
         await call.write(message)
         got, text = await status_of(call)
         assert (got, details in text) == (code, True)
+        await eventually(lambda: stage.server.open_streams == 0)
 
 
 @on_both_loops
-async def test_a_method_that_does_not_exist_is_unimplemented() -> None:
+async def test_a_compressed_message_is_refused() -> None:
     async with serving() as stage:
+        call = stage.call(compression=grpc.Compression.Gzip)
+        await call.write(body(b"x" * 1000, end_of_stream=True))
+        assert (await status_of(call))[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+@on_both_servers
+@on_both_loops
+async def test_a_method_that_does_not_exist_is_unimplemented(transport: type[Transport]) -> None:
+    async with serving(transport=transport) as stage:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stage.channel.unary_unary("/a.B/C")(b"", timeout=DEADLINE_SECONDS)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@on_both_servers
 @on_both_loops
-async def test_health_can_be_checked_listed_and_watched() -> None:
+async def test_health_can_be_checked_listed_and_watched(transport: type[Transport]) -> None:
     status = health_pb2.HealthCheckResponse
-    async with serving() as stage:
+    async with serving(transport=transport) as stage:
         stub = health_pb2_grpc.HealthStub(stage.channel)
         names = ["", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"]
         checked = [
@@ -341,16 +375,19 @@ async def test_health_can_be_checked_listed_and_watched() -> None:
 # --- stopping ---
 
 
+@on_both_servers
 @on_both_loops
-async def test_a_stopping_server_serves_what_is_open_and_takes_nothing_new() -> None:
-    async with serving(open_gate=False) as stage:
+async def test_a_stopping_server_serves_what_is_open_and_takes_nothing_new(transport: type[Transport]) -> None:
+    async with serving(open_gate=False, transport=transport) as stage:
         call = stage.call()
         await call.write(headers(BodyMode.NONE))
         await eventually(lambda: stage.picks.started == 1)
         stopping = asyncio.create_task(stage.server.stop(grace_seconds=DEADLINE_SECONDS))
-        await eventually(lambda: stage.server._listener is not None and not stage.server._listener.is_serving())
-        with pytest.raises(OSError):
-            await asyncio.open_connection(HOST, stage.port)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            with pytest.raises(OSError):
+                while True:
+                    _, writer = await asyncio.open_connection(HOST, stage.port)
+                    writer.close()
         stage.picks.gate.set()
         assert (await read(call)).WhichOneof("response") == "request_headers"
         await call.done_writing()
@@ -359,9 +396,10 @@ async def test_a_stopping_server_serves_what_is_open_and_takes_nothing_new() -> 
             await stopping
 
 
+@on_both_servers
 @on_both_loops
-async def test_streams_that_outlive_the_grace_are_cut_and_their_picks_released() -> None:
-    async with serving() as stage:
+async def test_streams_that_outlive_the_grace_are_cut_and_their_picks_released(transport: type[Transport]) -> None:
+    async with serving(transport=transport) as stage:
         call = stage.call()
         await call.write(headers(BodyMode.NONE))
         await read(call)
@@ -372,9 +410,12 @@ async def test_streams_that_outlive_the_grace_are_cut_and_their_picks_released()
 
 
 @pytest.mark.parametrize(("host", "reached_at"), [("::1", ["::1"]), ("::", ["::1", HOST]), ("0.0.0.0", [HOST])])
+@on_both_servers
 @on_both_loops
-async def test_every_kind_of_address_can_be_listened_on(host: str, reached_at: list[str]) -> None:
-    server = ExtProcServer(picks=FakePicks(), max_body_bytes=10)
+async def test_every_kind_of_address_can_be_listened_on(
+    transport: type[Transport], host: str, reached_at: list[str]
+) -> None:
+    server = ExtProcServer(picks=FakePicks(), max_body_bytes=10, transport=transport)
     port = await server.start(host=host, port=0)
     for address in reached_at:
         _, writer = await asyncio.open_connection(address, port)
@@ -517,7 +558,8 @@ async def test_a_peer_that_reads_nothing_is_not_read_from_and_holds_nobody_up() 
                     for start in range(0, len(message), 16_384)
                 )
             )
-        await eventually(lambda: [each.session.outbound.paused for each in stage.server._connections].count(True) == 1)
+        own = cast("Http2Transport", stage.server.transport)
+        await eventually(lambda: [each.session.outbound.paused for each in own.connections].count(True) == 1)
         assert await whole_exchange(stage, b"abc", 3) == b"abc"
         peer.reader._transport.resume_reading()  # type: ignore[attr-defined]
         got = 0
@@ -538,5 +580,5 @@ async def test_a_window_that_stays_shut_costs_the_stream_and_not_the_connection(
 
 
 def test_the_picker_s_process_does_without_grpc() -> None:
-    code = "import sys, extproc.service, extproc.local.commands; sys.exit('grpc' in sys.modules)"
+    code = "import sys, extproc.service, operate.local.commands; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -13,13 +13,15 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from extproc.answers.response_plan import PASS_PLAN, ResponsePlan
 from extproc.errors import ConfigError, MalformedRequestError
 from extproc.ext_proc.call import OpenResponse
 from extproc.ext_proc.exchange import BodyMode, RequestFacts
-from extproc.ext_proc.grpc_server import ExtProcServer
+from extproc.ext_proc.grpc_server import ExtProcServer, Transport
 from extproc.ext_proc.messages import encode_note
-from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
+from tests.integration.grpc_servers import on_both_servers
 
+pytestmark = on_both_servers
 DEADLINE_SECONDS = 20.0
 CALL_SECONDS = 60.0  # at which gRPC ends a call
 
@@ -70,8 +72,10 @@ class FakePicks:
 
 
 @asynccontextmanager
-async def serving(picks: FakePicks, *, max_body_bytes: int = 1 << 20) -> AsyncIterator[tuple[ExtProcServer, Any, int]]:
-    server = ExtProcServer(picks=picks, max_body_bytes=max_body_bytes)
+async def serving(
+    picks: FakePicks, transport: type[Transport], *, max_body_bytes: int = 1 << 20
+) -> AsyncIterator[tuple[ExtProcServer, Any, int]]:
+    server = ExtProcServer(picks=picks, max_body_bytes=max_body_bytes, transport=transport)
     port = await server.start(host="127.0.0.1", port=0)
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -119,9 +123,11 @@ async def read(call: Any) -> ProcessingResponse:
         return await call.read()
 
 
-async def test_a_streamed_body_is_picked_whole_and_released_at_the_end_of_the_stream() -> None:
+async def test_a_streamed_body_is_picked_whole_and_released_at_the_end_of_the_stream(
+    transport: type[Transport],
+) -> None:
     picks = FakePicks()
-    async with serving(picks) as (server, method, _):
+    async with serving(picks, transport) as (server, method, _):
         call = method()
         await call.write(headers(mode=BodyMode.FULL_DUPLEX_STREAMED))
         await call.write(body(b'{"prompt":', end_of_stream=False))
@@ -139,9 +145,9 @@ async def test_a_streamed_body_is_picked_whole_and_released_at_the_end_of_the_st
         assert picks.finished[0].responses == [(200, "10.0.0.2:8000")]
 
 
-async def test_a_client_that_vanishes_leaves_no_booking() -> None:
+async def test_a_client_that_vanishes_leaves_no_booking(transport: type[Transport]) -> None:
     picks = FakePicks()
-    async with serving(picks) as (server, method, _):
+    async with serving(picks, transport) as (server, method, _):
         call = method()
         await call.write(headers(mode=BodyMode.BUFFERED))
         await read(call)
@@ -152,9 +158,11 @@ async def test_a_client_that_vanishes_leaves_no_booking() -> None:
         await eventually(lambda: not picks.open and server.open_streams == 0)
 
 
-async def test_a_stopping_server_lets_go_of_answered_exchanges_and_waits_for_the_others() -> None:
+async def test_a_stopping_server_lets_go_of_answered_exchanges_and_waits_for_the_others(
+    transport: type[Transport],
+) -> None:
     picks = FakePicks()
-    async with serving(picks) as (server, method, _):
+    async with serving(picks, transport) as (server, method, _):
         answered, asking = method(), method()
         for call in (answered, asking):
             await call.write(headers(mode=BodyMode.NONE))
@@ -176,9 +184,9 @@ async def test_a_stopping_server_lets_go_of_answered_exchanges_and_waits_for_the
         await eventually(lambda: not picks.open and server.open_streams == 0)
 
 
-async def test_a_client_that_vanishes_before_the_pick_leaves_no_stream() -> None:
+async def test_a_client_that_vanishes_before_the_pick_leaves_no_stream(transport: type[Transport]) -> None:
     picks = FakePicks()
-    async with serving(picks) as (server, method, _):
+    async with serving(picks, transport) as (server, method, _):
         call = method()
         await call.write(headers(mode=BodyMode.FULL_DUPLEX_STREAMED))
         await eventually(lambda: server.open_streams == 1)
@@ -187,10 +195,10 @@ async def test_a_client_that_vanishes_before_the_pick_leaves_no_stream() -> None
 
 
 async def answer_to(
-    picks: FakePicks, *messages: ProcessingRequest, max_body_bytes: int = 1 << 20
+    transport: type[Transport], picks: FakePicks, *messages: ProcessingRequest, max_body_bytes: int = 1 << 20
 ) -> ProcessingResponse:
     """Send all messages and return the last answer, which must end the stream."""
-    async with serving(picks, max_body_bytes=max_body_bytes) as (server, method, _):
+    async with serving(picks, transport, max_body_bytes=max_body_bytes) as (server, method, _):
         call = method()
         for message in messages:
             await call.write(message)
@@ -201,20 +209,21 @@ async def answer_to(
         return answers[-1]
 
 
-async def test_a_refusal_ends_the_stream_with_its_status() -> None:
-    answer = await answer_to(FakePicks(fails=MalformedRequestError("bad")), headers(mode=BodyMode.NONE))
+async def test_a_refusal_ends_the_stream_with_its_status(transport: type[Transport]) -> None:
+    answer = await answer_to(transport, FakePicks(fails=MalformedRequestError("bad")), headers(mode=BodyMode.NONE))
     assert answer.immediate_response.status.code == 400
 
 
-async def test_a_defect_is_answered_500_and_the_server_lives_on() -> None:
+async def test_a_defect_is_answered_500_and_the_server_lives_on(transport: type[Transport]) -> None:
     picks = FakePicks(fails=ZeroDivisionError())
-    answer = await answer_to(picks, headers(mode=BodyMode.NONE))
+    answer = await answer_to(transport, picks, headers(mode=BodyMode.NONE))
     assert answer.immediate_response.status.code == 500
     assert json.loads(answer.immediate_response.body)["error"]["type"] == "server_error"
 
 
-async def test_a_body_over_the_limit_is_answered_413_before_it_has_ended() -> None:
+async def test_a_body_over_the_limit_is_answered_413_before_it_has_ended(transport: type[Transport]) -> None:
     answer = await answer_to(
+        transport,
         FakePicks(),
         headers(mode=BodyMode.FULL_DUPLEX_STREAMED),
         body(b"x" * 11, end_of_stream=False),
@@ -223,21 +232,26 @@ async def test_a_body_over_the_limit_is_answered_413_before_it_has_ended() -> No
     assert answer.immediate_response.status.code == 413
 
 
-async def test_a_buffered_body_of_the_largest_size_fits_into_one_message() -> None:
+async def test_a_buffered_body_of_the_largest_size_fits_into_one_message_and_is_not_kept(
+    transport: type[Transport],
+) -> None:
     limit = 8 << 20  # more than gRPC takes by default
     picks = FakePicks()
-    async with serving(picks, max_body_bytes=limit) as (_, method, _):
+    async with serving(picks, transport, max_body_bytes=limit) as (_, method, _):
         call = method()
         await call.write(headers(mode=BodyMode.BUFFERED))
         await read(call)
         await call.write(body(b"x" * limit, end_of_stream=True))
         assert (await read(call)).WhichOneof("response") == "request_body"
+        frames = [frame for task in asyncio.all_tasks() for frame in task.get_stack()]
+        kept = [name for frame in frames for name, value in frame.f_locals.items() if isinstance(value, bytes)]
+        assert kept == []  # it would stay for as long as the exchange lasts
         call.cancel()
 
 
-async def test_a_changed_body_is_not_kept_for_as_long_as_the_exchange_lasts() -> None:
+async def test_a_changed_body_is_not_kept_for_as_long_as_the_exchange_lasts(transport: type[Transport]) -> None:
     picks = FakePicks(change=b"changed")
-    async with serving(picks) as (_, method, _):
+    async with serving(picks, transport) as (_, method, _):
         call = method()
         await call.write(headers(mode=BodyMode.BUFFERED))
         await read(call)
@@ -248,9 +262,9 @@ async def test_a_changed_body_is_not_kept_for_as_long_as_the_exchange_lasts() ->
         call.cancel()
 
 
-async def test_a_response_without_a_body_is_not_waited_for_and_so_not_missed() -> None:
+async def test_a_response_without_a_body_is_not_waited_for_and_so_not_missed(transport: type[Transport]) -> None:
     picks = FakePicks(plan=ResponsePlan(requested_model="gpt-x"))  # it opens no response: that would be a defect
-    async with serving(picks) as (_, method, _):
+    async with serving(picks, transport) as (_, method, _):
         call = method()
         await call.write(headers(mode=BodyMode.BUFFERED))
         await read(call)
@@ -270,16 +284,19 @@ async def test_a_response_without_a_body_is_not_waited_for_and_so_not_missed() -
         call.cancel()
 
 
-async def test_a_buffered_body_over_the_limit_is_answered_413() -> None:
+async def test_a_buffered_body_over_the_limit_is_answered_413(transport: type[Transport]) -> None:
     limit = 4 << 20
     body_over = body(b"x" * (limit * 2), end_of_stream=True)
-    answer = await answer_to(FakePicks(), headers(mode=BodyMode.BUFFERED), body_over, max_body_bytes=limit)
+    answer = await answer_to(transport, FakePicks(), headers(mode=BodyMode.BUFFERED), body_over, max_body_bytes=limit)
     assert answer.immediate_response.status.code == 413
 
 
 @pytest.mark.parametrize("service", ["", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"])
-async def test_health_follows_readiness(service: str) -> None:
-    async with serving(FakePicks()) as (server, _, port), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+async def test_health_follows_readiness(transport: type[Transport], service: str) -> None:
+    async with (
+        serving(FakePicks(), transport) as (server, _, port),
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
         check: Callable[..., Awaitable[Any]] = health_pb2_grpc.HealthStub(channel).Check
         request = health_pb2.HealthCheckRequest(service=service)
         await server.set_serving(True)
@@ -291,17 +308,17 @@ async def test_health_follows_readiness(service: str) -> None:
         )
 
 
-async def test_a_port_in_use_is_named() -> None:
-    async with serving(FakePicks()) as (_, _, port):
-        second = ExtProcServer(picks=FakePicks(), max_body_bytes=10)
+async def test_a_port_in_use_is_named(transport: type[Transport]) -> None:
+    async with serving(FakePicks(), transport) as (_, _, port):
+        second = ExtProcServer(picks=FakePicks(), max_body_bytes=10, transport=transport)
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
             await second.start(host="127.0.0.1", port=port)
         await second.stop(grace_seconds=0)
 
 
-async def test_what_the_client_is_told_rides_on_the_answer_to_the_response_headers() -> None:
+async def test_what_the_client_is_told_rides_on_the_answer_to_the_response_headers(transport: type[Transport]) -> None:
     picks = FakePicks(told={"x-kvmesh-degraded": "cap-output"})
-    async with serving(picks) as (_, method, _):
+    async with serving(picks, transport) as (_, method, _):
         call = method()
         await call.write(headers(mode=BodyMode.FULL_DUPLEX_STREAMED, end_of_stream=True))
         await read(call)

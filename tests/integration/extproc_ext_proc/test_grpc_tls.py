@@ -13,11 +13,10 @@ import pytest
 from aiohttp import web
 
 from extproc.errors import ConfigError
-from extproc.ext_proc.grpc_server import ExtProcServer
-from extproc.ext_proc.grpc_tls import server_context
-from extproc.ext_proc.grpc_tls_settings import GrpcTlsSettings
-from extproc.local.envoy_config import PICKER_CLUSTER, named
-from kvmesh.self_signed import make_self_signed
+from extproc.ext_proc.grpc_server import ExtProcServer, Transport
+from extproc.ext_proc.grpc_tls import make_self_signed, server_tls
+from operate.local.envoy_config import PICKER_CLUSTER, named
+from tests.integration.grpc_servers import on_both_servers
 from tests.integration.scripted_picker import (
     BOTH,
     DOCUMENT,
@@ -45,10 +44,10 @@ async def pair(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 @asynccontextmanager
-async def serving(settings: GrpcTlsSettings) -> AsyncIterator[int]:
-    server = ExtProcServer(picks=Books(), max_body_bytes=1000)
+async def serving(settings: str, transport: type[Transport]) -> AsyncIterator[int]:
+    server = ExtProcServer(picks=Books(), max_body_bytes=1000, transport=transport)
     try:
-        yield await server.start(host=HOST, port=0, tls=server_context(settings))
+        yield await server.start(host=HOST, port=0, tls=server_tls(settings))
     finally:
         await server.stop(grace_seconds=0)
 
@@ -69,16 +68,18 @@ async def shown(port: int) -> bytes:
     return found
 
 
-async def test_a_pair_made_at_the_start_serves() -> None:
-    async with serving(GrpcTlsSettings(self_signed=True)) as port:
+@on_both_servers
+async def test_a_pair_made_at_the_start_serves(transport: type[Transport]) -> None:
+    async with serving("self-signed", transport) as port:
         assert await shown(port)
 
 
+@on_both_servers
 async def test_files_are_read_anew_and_a_broken_pair_leaves_the_old_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    transport: type[Transport], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (cert, key), (new_cert, new_key) = await pair(tmp_path, "old"), await pair(tmp_path, "new")
-    async with serving(GrpcTlsSettings(cert=cert, key=key)) as port:
+    async with serving(f"{cert},{key}", transport) as port:
         old = await shown(port)
         copyfile(new_cert, cert)  # its key is not there yet
         assert await shown(port) == old
@@ -110,7 +111,7 @@ def asking_by_tls(*trusted: Path, into: Path) -> Callable[[list[dict[str, Any]]]
 
 @pytest.mark.parametrize("file", BOTH)
 async def test_a_real_envoy_asks_by_tls_what_a_pair_made_at_the_start_serves(file: str, tmp_path: Path) -> None:
-    tls = server_context(GrpcTlsSettings(self_signed=True))
+    tls = server_tls("self-signed")
     edit = asking_by_tls(into=tmp_path / "trusted.pem")
     async with mesh(file, tmp_path, document, tls=tls, edit_clusters=edit) as running:
         running.books.plan, running.books.change = REWRITE, as_the_pod_has_it
@@ -121,7 +122,10 @@ async def test_a_real_envoy_asks_by_tls_what_a_pair_made_at_the_start_serves(fil
         assert running.books.misses == []
 
 
-async def test_files_change_under_a_real_envoy_and_the_streams_that_are_open(tmp_path: Path) -> None:
+@on_both_servers
+async def test_files_change_under_a_real_envoy_and_the_streams_that_are_open(
+    transport: type[Transport], tmp_path: Path
+) -> None:
     pairs = {name: await pair(tmp_path, name) for name in ("old", "stranger", "new")}
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     first, rest = EVENTS.split(b"\n\n", 1)
@@ -142,9 +146,9 @@ async def test_files_change_under_a_real_envoy_and_the_streams_that_are_open(tmp
         return response
 
     show("old")
-    tls = server_context(GrpcTlsSettings(cert=cert, key=key))
+    tls = server_tls(f"{cert},{key}")
     edit = asking_by_tls(pairs["old"][0], pairs["new"][0], into=tmp_path / "trusted.pem")
-    async with mesh(DUPLEX, tmp_path, answer, tls=tls, edit_clusters=edit) as running:
+    async with mesh(DUPLEX, tmp_path, answer, tls=tls, transport=transport, edit_clusters=edit) as running:
         running.books.plan = REWRITE
         async with running.post(b'{"stream":true}') as stream:
             assert await stream.content.readuntil(b"\n\n") == rewritten(first) + b"\n\n"
@@ -158,13 +162,9 @@ async def test_files_change_under_a_real_envoy_and_the_streams_that_are_open(tmp
 
 
 def test_what_cannot_be_used_is_refused_by_its_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="--grpc-tls-cert"):
-        server_context(GrpcTlsSettings(cert=tmp_path / "none.pem"))
-    with pytest.raises(ConfigError, match="give the one or the other"):
-        GrpcTlsSettings(cert=tmp_path / "none.pem", self_signed=True)
-    with pytest.raises(ConfigError, match="without --grpc-tls-cert"):
-        GrpcTlsSettings(key=tmp_path / "none.key")
+    with pytest.raises(ConfigError, match=r"--grpc-tls .*none\.pem"):
+        server_tls(str(tmp_path / "none.pem"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="needs the program openssl"):
-        server_context(GrpcTlsSettings(self_signed=True))
-    assert server_context(GrpcTlsSettings()) is None
+        server_tls("self-signed")
+    assert server_tls(None) is None

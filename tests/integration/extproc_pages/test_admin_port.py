@@ -50,6 +50,6 @@ def test_every_address_of_a_name_is_listened_on() -> None:
 
 def test_a_certificate_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "cert.pem").write_text("no certificate")
-    access = AdminAccess(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "cert.pem")
+    access = AdminAccess(tls=str(tmp_path / "cert.pem"))
     with pytest.raises(ConfigError, match=r"cert\.pem"):
         open_admin_port(host=HOST, port=0, access=access)

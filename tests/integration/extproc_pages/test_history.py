@@ -3,8 +3,8 @@
 import asyncio
 import time
 
+from extproc.answers.judgement import Measured
 from extproc.pages.history_state import HistoryEvent
-from extproc.slo.judgement import Measured
 from tests.integration.kv_redis import RedisServer
 from tests.integration.live_picker import DEADLINE_SECONDS, MODEL, LivePicker, live_picker
 

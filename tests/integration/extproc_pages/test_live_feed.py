@@ -14,18 +14,19 @@ import pytest
 
 from extproc.errors import MalformedRequestError
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.local.ports import pick_free_port
+from extproc.ledger.facts import Arrival, Decided, DecisionRecord, NoDecision, RequestOutcome
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import PickerPages
 from extproc.pages.live_feed import MOST_WATCHERS, LiveFeed
 from extproc.pages.live_watchers import Coalesced, Watcher
 from extproc.pick import pick
-from extproc.policy.priority import PriorityPolicy, Quota
+from extproc.policy.priority import Quota
+from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.values import ObservabilityPolicy, PickPolicy
-from extproc.records.request_events import Decided, DecisionRecord, RequestOutcome
 from kvmesh.blocks.block_keys import KEY_BYTES, block_keys, root_key
 from kvmesh.blocks.index_changes import Store, pack_hashes
 from kvmesh.blocks.source import Stream as KvStream
+from operate.local.ports import pick_free_port
 from tests.integration.kv_index import redis_index
 from tests.integration.kv_redis import RedisServer
 from tests.integration.live_picker import DEADLINE_SECONDS, MODEL, PODS, Event, LivePicker, live_picker
@@ -115,7 +116,7 @@ async def test_the_prefix_tree_names_the_pods_and_tiers_that_hold_it_and_no_text
 async def settled(picker: LivePicker) -> None:
     """Wait until what follows an answer is done: it comes in the next turns of the loop."""
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while len(picker.pool.runtime.recent) < 1 or not len(picker.pool_pages.prefixes.view(limit=1).edges):
+        while len(picker.pool.telemetry.recent) < 1 or not len(picker.pool_pages.prefixes.view(limit=1).edges):
             await asyncio.sleep(0)
 
 
@@ -310,16 +311,11 @@ async def test_who_does_not_read_is_let_go_and_others_go_on(
 def decided(number: int) -> Decided:
     """A refusal with many words."""
     facts = RequestFacts(method="POST", path="/", objective=None, request_id=f"r-{number}")
-    outcome = MalformedRequestError("x" * 50_000)
+    outcome = NoDecision.of(MalformedRequestError("x" * 50_000))
     return Decided(
-        number=number,
-        pool="",
+        arrival=Arrival(number=number),
         outcome_kind=RequestOutcome.REFUSED,
         record=DecisionRecord(at=float(number), id=f"d-{number}", facts=facts, model=None, outcome=outcome),
-        endpoint=None,
-        started_unix_ns=0,
-        seconds=0.0,
-        phases={},
     )
 
 

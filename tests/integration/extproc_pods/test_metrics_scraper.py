@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extproc.local.ports import pick_free_port
 from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.metrics_scraper import MetricsScraper
+from operate.local.ports import pick_free_port
 
 DEADLINE_SECONDS = 10.0
 LOAD = "vllm:num_requests_running 1\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n"
@@ -118,6 +118,23 @@ async def becomes(scraper: MetricsScraper, expected: Reachability, *, index: int
         while (status := scraper.snapshot(now=time.monotonic())[index]).reachability is not expected:
             await asyncio.sleep(0.005)
     return status
+
+
+async def test_a_pod_that_sleeps_gets_no_requests_until_it_is_awake() -> None:
+    states = [b"1"]
+
+    async def sleeper(_: web.Request) -> web.Response:
+        awake = f'vllm:engine_sleep_state{{engine="0",sleep_state="awake"}} {states[-1].decode()}\n'
+        return web.Response(text=f"{LOAD}vllm:prefix_cache_queries_total {next(QUERIES)}\n{awake}")
+
+    async with pod(sleeper) as (address, _), scraping(address, stale_after_seconds=5.0, timeout_seconds=5.0) as scraper:
+        await becomes(scraper, Reachability.READY)
+        states.append(b"0")
+        assert (await becomes(scraper, Reachability.NOT_READY)).load is None
+        assert (scraper.troubles()[address].problem or "").startswith("it is asleep")
+        states.append(b"1")
+        await becomes(scraper, Reachability.READY)
+        await has_no_trouble(scraper)
 
 
 @pytest.mark.parametrize("page", [load_page, chunked, closes], ids=["plain", "chunked", "closes"])
@@ -428,6 +445,36 @@ async def test_a_pod_that_is_another_process_is_asked_for_its_models_as_soon_as_
         async with asyncio.timeout(DEADLINE_SECONDS):
             while (known := scraper.snapshot(now=time.monotonic())[0].models) is None or known.first != "new":
                 await asyncio.sleep(0.005)
+
+
+async def test_a_pod_that_is_another_process_no_longer_has_the_models_of_the_one_before() -> None:
+    is_old, asked = True, 0
+
+    async def page(request: web.Request) -> web.Response:
+        nonlocal asked
+        if request.path == "/metrics":
+            return await load_page(request) if is_old else web.Response(text="starting")
+        if is_old:
+            return web.json_response({"data": [{"id": "old"}, {"id": "sql", "parent": "old"}]})
+        asked += 1
+        return web.Response(status=404)
+
+    async with pod(page) as (address, runner), scraping(address, models_interval_seconds=3600.0) as scraper:
+        await scraper.first_answers()
+        assert scraper.learned_adapters == {"sql": "old"}
+        (site,) = runner.sites
+        await site.stop()
+        await runner.server.shutdown(0.1)  # type: ignore[union-attr]
+        await becomes(scraper, Reachability.UNREACHABLE)
+        is_old = False
+        host, _, port = address.rpartition(":")
+        await web.TCPSite(runner, host, int(port)).start()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not asked or scraper.is_asking:
+                await asyncio.sleep(0.005)
+        (status,) = scraper.snapshot(now=time.monotonic())
+        assert (status.reachability, status.models) == (Reachability.UNKNOWN, None)
+        assert scraper.learned_adapters == {}
 
 
 async def test_a_pod_whose_counters_go_back_at_each_scrape_is_not_asked_for_its_models_each_time() -> None:

@@ -11,11 +11,11 @@ import aiohttp
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.local.ports import pick_free_port
+from extproc.ledger.endpoint_telemetry import LatencyTelemetry
 from extproc.pods.endpoint import Reachability
 from extproc.pods.metrics_scraper import MetricsScraper
-from extproc.telemetry.endpoint_telemetry import LatencyTelemetry
 from kvmesh.metrics.registry import Registry
+from operate.local.ports import pick_free_port
 from podsim.wire.metrics_text import EngineState, PodMetrics
 
 HOST, DEADLINE_SECONDS = "127.0.0.1", 30.0

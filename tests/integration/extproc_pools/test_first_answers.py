@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.local.ports import pick_free_port
 from extproc.pools import pools as module
-from extproc.prompts.token_watch import LEAST_PROMPTS
+from extproc.prompts.prompt_tokens import LEAST_PROMPTS
+from operate.local.ports import pick_free_port
 from podsim.model_folder import TINY_MODEL
 from tests.integration.hermetic_envoy import Routed
 from tests.integration.overload_pods import MODEL, HeldPod

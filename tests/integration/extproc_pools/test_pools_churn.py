@@ -26,7 +26,7 @@ def some_policy(chance: random.Random) -> dict[str, Any]:
             {"priorities": {"defaultClass": chance.choice(("critical", "standard", "sheddable"))}},
             {"quotas": [{"tenant": "*", "concurrentRequests": chance.randint(1, 20)}]},
             {"failureMode": chance.choice(("FailOpen", "FailClose"))},
-            {"prefixCache": {"hotspot": {"enabled": chance.random() < 0.5}}},
+            {"prefixCache": {"copyHotPrefixes": chance.random() < 0.5}},
         )
     )
 

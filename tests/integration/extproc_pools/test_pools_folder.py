@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from extproc.local.ports import pick_free_port
+from operate.local.ports import pick_free_port
 from tests.integration.hermetic_picker import Picker
 from tests.integration.overload_pods import HeldPod, held_pods
 from tests.integration.pools_picker import DocumentDesk, Mesh, pod_document, policy_document, pool_document
@@ -26,7 +26,7 @@ async def picker_of(folder: Path) -> AsyncIterator[Mesh]:
     while len(ports) < 3:
         ports.append(pick_free_port(host=HOST, avoid=ports))
     log = folder.with_suffix(".log")
-    command = [sys.executable, "-m", "extproc", "extproc", "--policies", str(folder), "--scrape-interval-ms", "50"]
+    command = [sys.executable, "-m", "operate", "extproc", "--policies", str(folder), "--scrape-interval-ms", "50"]
     command += ["--grpc-port", str(ports[0]), "--admin-port", str(ports[1]), "--redis", f"redis://{HOST}:{ports[2]}/0"]
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from extproc.pools import pool_runtime
-from extproc.settings.observation_settings import ObservationSettings
+from extproc.settings.observation_settings import AccessLogTargets, ObservationSettings
 from podsim.model_folder import TINY_MODEL
 from tests.integration.hermetic_envoy import Refused
 from tests.integration.otlp_collector import collector, spans_of
@@ -372,7 +372,7 @@ async def test_roles_and_cordons_of_labels_change_while_the_pool_serves(tmp_path
 
 async def test_requests_without_a_decision_or_a_pool_have_their_line_and_their_span(tmp_path: Path) -> None:
     file, spans = tmp_path / "access.log", list[Any]()
-    observed = ObservationSettings(access_log_file=file, trace_share=1.0)
+    observed = ObservationSettings(access_log=AccessLogTargets(file=file), trace_share=1.0)
     async with (
         collector(spans) as address,
         running_mesh(tmp_path, observation=observed, otlp_endpoint=address) as mesh,

@@ -20,8 +20,7 @@ from extproc.prompts.pod_render import (
     RenderTimeoutError,
     RenderUnavailableError,
 )
-from extproc.prompts.token_ids import Feature, TokenizedPrompt
-from extproc.prompts.token_trust import Cause, Teller, TokenTrust
+from extproc.prompts.tokenized_prompt import Feature, TokenizedPrompt
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest
@@ -108,16 +107,16 @@ async def rendering(
     addresses: Sequence[str],
     *,
     clock: Clock | None = None,
-    trust: TokenTrust | None = None,
     key: PodKey | None = None,
+    is_sglang: Callable[[str], bool] = lambda _: False,
     **settings: Any,
 ) -> AsyncIterator[PodRender]:
     render = PodRender(
         endpoints=lambda model: addresses,
         settings=RenderSettings(**settings),
-        trust=trust,
         clock=clock or Clock(),
         key=key,
+        is_sglang=is_sglang,
     )
     try:
         yield render
@@ -168,39 +167,27 @@ async def test_a_pod_that_does_not_render_tokenizes_what_it_can_for_a_model_of_w
             await ask(render, CHAT | {"user": "another"}, model=TINY)
 
 
-async def test_a_tokenize_endpoint_that_is_found_wrong_is_not_asked_while_it_is_not_believed() -> None:
-    trust = TokenTrust()
-    async with simulated_pod(renders=False) as address, rendering([address], trust=trust) as render:
-        found = await ask(render, CHAT, model=UNDECLARED)
-        assert trust.teller_of_most("tiny") is Teller.TOKENIZE
-        trust.distrust("tiny", Teller.TOKENIZE, Cause.DRIFT, "pods count others")
-        render.distrusted("tiny", Teller.TOKENIZE)
-        for body in (CHAT, CHAT | {"user": "another"}):  # what it has said before does not count any more
-            with pytest.raises(RenderUnavailableError, match="pods count others"):
-                await ask(render, body, model=UNDECLARED)
-        trust.renew()
-        assert await ask(render, CHAT, model=UNDECLARED) == found
+@pytest.mark.parametrize("is_sglang", [True, False])
+async def test_only_sglang_is_not_told_of_the_generation_prompt(is_sglang: bool) -> None:
+    """Its chats ignore the field, its /tokenize does not."""
+    asked: list[Any] = []
+
+    async def tokenizes(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/render"):
+            return web.json_response({}, status=404)
+        asked.append(await request.json())
+        return web.json_response({"tokens": [1, 2, 3]})
+
+    async with (
+        serving(tokenizes) as [pod],
+        rendering([pod.address], is_sglang=lambda address: is_sglang and address == pod.address) as render,
+    ):
+        await ask(render, CHAT | {"add_generation_prompt": False}, model=UNDECLARED)
+        await ask(render, {"model": "tiny", "prompt": "one"}, path="/v1/completions", model=UNDECLARED)
+    assert [body.get("add_generation_prompt") for body in asked] == [None if is_sglang else False, None]
 
 
-async def test_a_render_endpoint_that_is_found_wrong_leaves_the_word_to_tokenize() -> None:
-    trust = TokenTrust()
-
-    async def lies(request: web.Request) -> web.StreamResponse:
-        path = request.path
-        return web.json_response({"tokens": [4, 5]} if path == "/tokenize" else RENDERED)
-
-    async with serving(lies) as [pod], rendering([pod.address], trust=trust) as render:
-        assert await ask(render, CHAT, model=UNDECLARED) == ONE_TWO_THREE
-        trust.distrust("tiny", Teller.RENDER, Cause.DRIFT, "pods count others")
-        render.distrusted("tiny", Teller.RENDER)
-        [prompt] = await ask(render, CHAT, model=UNDECLARED)
-        assert array("I", prompt.tokens).tolist() == [4, 5]
-        assert [path for path, _ in pod.asked] == ["/v1/chat/completions/render", "/tokenize"]
-        with pytest.raises(RenderUnavailableError, match="pods count others"):
-            await ask(render, CHAT, model=TINY)  # its pods render, as was declared: nothing else is asked
-
-
-@pytest.mark.parametrize("change", ["distrusted", "restarted", "gone"])
+@pytest.mark.parametrize("change", ["restarted", "gone"])
 async def test_an_answer_that_is_under_way_when_its_source_is_let_go_of_is_not_kept(change: str) -> None:
     go_on = asyncio.Event()
 
@@ -212,13 +199,10 @@ async def test_an_answer_that_is_under_way_when_its_source_is_let_go_of_is_not_k
         asking = asyncio.create_task(ask(render, CHAT))
         while not pod.asked:
             await asyncio.sleep(0.001)
-        match change:
-            case "distrusted":
-                render.distrusted("tiny", Teller.RENDER)
-            case "restarted":
-                render.is_another(pod.address)
-            case _:
-                render.keep([])
+        if change == "restarted":
+            render.is_another(pod.address)
+        else:
+            render.keep([])
         go_on.set()
         assert await asking == ONE_TWO_THREE
         for _ in range(2):
@@ -428,6 +412,15 @@ async def test_an_adapter_that_one_pod_lacks_is_rendered_by_another_and_is_no_pr
         pods[1].handler = lacks
         with pytest.raises(RenderUnavailableError, match="'tiny' is not on the pods that were asked"):
             await ask(render, CHAT)
+
+
+async def test_a_pod_that_refuses_every_prompt_costs_none_its_tokens() -> None:
+    addresses: list[str] = []
+    async with serving(answers({}, status=400), answers(RENDERED)) as [wrong, right], rendering(addresses) as render:
+        addresses[:] = [wrong.address, right.address]
+        for number in range(4):
+            assert await ask(render, CHAT | {"user": str(number)}) == ONE_TWO_THREE
+    assert len(right.asked) == 4
 
 
 async def test_a_request_that_the_pod_refuses_is_no_problem_of_the_pod() -> None:

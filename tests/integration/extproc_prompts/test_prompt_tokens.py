@@ -18,8 +18,7 @@ from extproc.models.models import ServedModel, TokensFrom
 from extproc.prompts import prompt_tokens
 from extproc.prompts.pod_render import PodRender
 from extproc.prompts.prompt_tokens import PromptTokenSource, TokenSettings
-from extproc.prompts.token_ids import NO_PROMPT, PromptTokens, TokenizedPrompt
-from extproc.prompts.token_trust import Cause, Teller, TokenTrust
+from extproc.prompts.tokenized_prompt import NO_PROMPT, PromptTokens, TokenizedPrompt
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest
@@ -251,11 +250,11 @@ async def test_a_pod_is_asked_where_the_model_says_so_and_nowhere_else() -> None
 
 
 async def test_a_folder_that_is_not_believed_leaves_the_word_to_the_pods() -> None:
-    trust, render = TokenTrust(), FakeRender()
-    source = PromptTokenSource([TINY], render=render, trust=trust)
+    doubts, render = dict[str, str](), FakeRender()
+    source = PromptTokenSource([TINY], render=render, doubts=doubts)
     request, raw = chat(**LONG_CHAT), body(**LONG_CHAT)
     believed = await source.prompts(request, raw, model=TINY, limit=1)
-    trust.distrust("tiny", Teller.FOLDER, Cause.PROBES, "it differs from 2 pods")
+    doubts["tiny"] = "it differs from 2 pods"
 
     known = await source.prompts(request, raw, model=TINY, limit=1)
     assert (known.estimated_tokens, known.degraded, render.asked) == (5, None, [raw])
@@ -266,7 +265,7 @@ async def test_a_folder_that_is_not_believed_leaves_the_word_to_the_pods() -> No
     known = await source.prompts(request, raw, model=TINY, limit=1)
     assert ids(known) == ids(believed)  # its tokens predict no worse than the text
     assert (known.degraded, known.degraded_why) == ("tokens-differ", "it differs from 2 pods; no pod renders")
-    trust.believe("tiny", Teller.FOLDER, Cause.PROBES)
+    doubts.clear()
     assert await source.prompts(request, raw, model=TINY, limit=1) == believed
     source.close()
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from extproc.errors import TokenizerError
-from extproc.prompts import transformers_process
+from extproc.prompts import tokenizer_folder
 from extproc.prompts.tokenizer import ModelTokenizer
-from extproc.prompts.transformers_process import load_as_transformers
+from extproc.prompts.tokenizer_folder import load_as_transformers
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ChatPrompt
 
@@ -108,7 +108,7 @@ def test_a_module_in_the_working_directory_shadows_nothing(folder: Path, monkeyp
 
 
 def test_a_process_that_takes_too_long_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_process, "DEADLINE_SECONDS", 0.05)
+    monkeypatch.setattr(tokenizer_folder, "DEADLINE_SECONDS", 0.05)
     with pytest.raises(TokenizerError, match="it takes longer than"):
         ModelTokenizer.load(folder)
 
@@ -125,7 +125,7 @@ def test_it_dies_with_its_parent(folder: Path) -> None:
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")  # nobody writes: it waits here for ever
     program = (
-        "from pathlib import Path; from extproc.prompts.transformers_process import load_as_transformers;"
+        "from pathlib import Path; from extproc.prompts.tokenizer_folder import load_as_transformers;"
         f"load_as_transformers(Path({str(folder)!r}), 'it is a test')"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])

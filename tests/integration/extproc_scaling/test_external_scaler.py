@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from extproc.scaling import external_scaler
+from extproc.settings.config import GrpcServer
 from tests.integration.hermetic_envoy import Refused, Routed
 from tests.integration.overload_pods import HeldPod
 from tests.integration.pools_picker import Mesh, policy_document, pool_document, running_mesh
@@ -74,13 +75,15 @@ class Keda:
 
 
 @asynccontextmanager
-async def scaled_pools(folder: Path, **spec: Any) -> AsyncIterator[tuple[Mesh, Keda, HeldPod]]:
+async def scaled_pools(
+    folder: Path, *, shadow: bool = False, server: GrpcServer = GrpcServer.OWN, **spec: Any
+) -> AsyncIterator[tuple[Mesh, Keda, HeldPod]]:
     """Have the pools llm/a, with a pod and a policy that scales it, and llm/b; wait until there is a signal."""
-    async with running_mesh(folder) as mesh:
+    async with running_mesh(folder, grpc_server=server) as mesh:
         mesh.desk.put(
             pool_document("a", port=mesh.port, hosts="a.example.com"),
             pool_document("b", port=mesh.port, hosts="b.example.com"),
-            policy_document("scaled", pool="a", autoscale=spec or SCALED),
+            policy_document("scaled", pool="a", autoscale=spec or SCALED, shadow=shadow),
         )
         pod = await mesh.pod("a")
         await mesh.eventually("/state?pool=llm/a", lambda state: any(each["ready"] for each in state.get("scale", ())))
@@ -146,8 +149,10 @@ async def test_what_is_no_message_is_refused_and_other_methods_are_not_there(tmp
         assert (await keda.refusal("StreamMetricSpec", ref(pool="a")))[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_stream_is_told_of_changes_and_ends_with_its_pool(tmp_path: Path) -> None:
-    async with scaled_pools(tmp_path, both={"minReplicas": 0, "maxReplicas": 8}, shadow=True) as (mesh, keda, pod):
+@pytest.mark.parametrize("server", GrpcServer)
+async def test_a_stream_is_told_of_changes_and_ends_with_its_pool(server: GrpcServer, tmp_path: Path) -> None:
+    spec: dict[str, Any] = {"both": {"minReplicas": 0, "maxReplicas": 8}, "shadow": True}
+    async with scaled_pools(tmp_path, server=server, **spec) as (mesh, keda, pod):
         stream = keda.stream(ref(pool="a"))
         assert fields(await stream.read()) == {1: 1}
         address = pod.address.rpartition(":")[0].replace(".", "-")
@@ -178,11 +183,12 @@ async def test_the_signals_are_on_the_pages(tmp_path: Path) -> None:
         assert 'kvmesh_scale_state{pool="llm/a",role="both",state="too-few-samples"} 1' in page
 
 
+@pytest.mark.parametrize("server", GrpcServer)
 async def test_the_first_request_for_a_pool_without_pods_wakes_it_at_once_and_is_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: GrpcServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(external_scaler, "TELL_SECONDS", 3600.0)  # streams are told by the request alone
-    async with running_mesh(tmp_path) as mesh:
+    async with running_mesh(tmp_path, grpc_server=server) as mesh:
         mesh.desk.put(
             pool_document("a", port=mesh.port),
             policy_document("scaled", pool="a", autoscale={"both": {"minReplicas": 0}}),

@@ -8,8 +8,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from kv_indexer.events.sequence import Frame, ReplayAnswer
-from kv_indexer.events.zmq_sockets import History, ZmqLiveEvents, ZmqReplaySource, limits
+from kv_indexer.events.sequence import Frame, History, ReplayAnswer
+from kv_indexer.events.zmq_sockets import ZmqLiveEvents, ZmqReplaySource, limits
 from kvmesh.errors import FeedLostError
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_redis import free_port

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import typer
 
-from extproc import cli
 from extproc.prompts.tokenizer import ModelTokenizer
 from extproc.requests.openai import parse_request
 from kvmesh.blocks.block_keys import block_keys, root_key
 from kvmesh.blocks.index_changes import Store, pack_hashes
 from kvmesh.blocks.source import SourceState, Stream
+from operate import cli
 from podsim.model_folder import TINY_MODEL
 from tests.integration.kv_index import A1, A, B, blocks, redis_index
 from tests.integration.kv_redis import RedisServer, free_port
@@ -29,8 +29,8 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run `kvmesh index …`; return its exit code, what it printed and what it complained about."""
-    monkeypatch.delenv("KVMESH_CONFIG", raising=False)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("kv_indexer.inspect.inspect_command.RATE_SECONDS", 0.01)
 
     def command(*arguments: str) -> tuple[int, str, str]:
         root: Any = cli.build()
@@ -60,7 +60,7 @@ def parsed(answer: tuple[int, str, str]) -> Any:
 def test_sources_as_json_have_stable_fields(run: Run, redis_server: RedisServer) -> None:
     fill(redis_server)
 
-    report = parsed(run("sources", "--redis", redis_server.url, "--json", "--interval-ms", "10"))
+    report = parsed(run("sources", "--redis", redis_server.url, "-o", "json"))
 
     assert sorted(report) == ["findings", "indexer_alive", "sources", "unreadable"]
     assert report["indexer_alive"] is True
@@ -86,7 +86,7 @@ def test_sources_as_json_have_stable_fields(run: Run, redis_server: RedisServer)
 def test_sources_are_a_table_for_people(run: Run, redis_server: RedisServer) -> None:
     fill(redis_server)
 
-    code, out, _ = run("sources", "--redis", redis_server.url, "--interval-ms", "0")
+    code, out, _ = run("sources", "--redis", redis_server.url)
 
     assert code == 0
     assert out.splitlines()[0].split() == [
@@ -105,24 +105,24 @@ def test_a_finding_of_an_indexer_is_shown(run: Run, redis_server: RedisServer) -
     finding = {"endpoint": A.endpoint, "dp_rank": None, "reason": "no-events", "message": "look", "since": 1.0}
     client.hset("{kv2}findings", f"{A.endpoint} no-events", json.dumps({**finding, "seen": now, "indexer": "one"}))
 
-    report = parsed(run("sources", "--redis", redis_server.url, "--json", "--interval-ms", "0"))
+    report = parsed(run("sources", "--redis", redis_server.url, "-o", "json"))
 
     assert report["findings"] == [finding]
 
 
 def test_verify_ends_with_0_without_and_with_1_with_differences(run: Run, redis_server: RedisServer) -> None:
     fill(redis_server)
-    clean = parsed(run("verify", "--redis", redis_server.url, "--json"))
+    clean = parsed(run("verify", "--redis", redis_server.url, "-o", "json"))
     client: Any = redis_server.client()
     client.set("{kv2}bLEFTOVER", 9)
-    code, out, _ = run("verify", "--redis", redis_server.url, "--json")
+    code, out, _ = run("verify", "--redis", redis_server.url, "-o", "json")
     words = run("verify", "--redis", redis_server.url)
 
     assert (clean["counts"], clean["held_blocks"], clean["block_keys"]) == ({}, 79, 50)
     assert (code, json.loads(out)["counts"]) == (1, {"leftover": 1})
     assert json.loads(out)["listed"] == [{"kind": "leftover", "where": "slot 9", "detail": "block 4c4546544f564552"}]
     assert words[0] == 1
-    assert "leftover: 1 (a block key names a slot that no source has: the sweep has left something behind)" in words[1]
+    assert "leftover: 1 (a block key names a slot without a source, left by the sweep)" in words[1]
 
 
 def test_size_is_about_what_redis_says(run: Run, redis_server: RedisServer) -> None:
@@ -138,7 +138,7 @@ def test_size_is_about_what_redis_says(run: Run, redis_server: RedisServer) -> N
     asyncio.run(write())
     real = client.info("memory")["used_memory"] - before[0]
 
-    report = parsed(run("size", "--redis", redis_server.url, "--json"))
+    report = parsed(run("size", "--redis", redis_server.url, "-o", "json"))
 
     (source,) = report["sources"]
     assert (source["endpoint"], source["tier"], source["blocks"], source["holders"]) == (A.endpoint, "GPU", 30_000, 1.0)
@@ -152,7 +152,7 @@ def test_lookup_of_token_ids_tells_who_holds_them(run: Run, redis_server: RedisS
     path = tmp_path / "tokens.json"
     path.write_text(json.dumps(list(array("I", prompt(40)))), encoding="utf-8")
 
-    report = parsed(run("lookup", str(path), "--model", "tiny", "--redis", redis_server.url, "--json"))
+    report = parsed(run("lookup", str(path), "--model", "tiny", "--redis", redis_server.url, "-o", "json"))
 
     (found,) = report["prompts"]
     assert [(one["endpoint"], one["matched_blocks"], one["tiers"]) for one in found["endpoints"]] == [
@@ -160,7 +160,7 @@ def test_lookup_of_token_ids_tells_who_holds_them(run: Run, redis_server: RedisS
         (B.endpoint, 20, {"GPU": 20}),
     ]
     assert found["endpoints"][0]["matched_tokens"] == 40 * BLOCK
-    other = parsed(run("lookup", str(path), "--model", "huge", "--redis", redis_server.url, "--json"))
+    other = parsed(run("lookup", str(path), "--model", "huge", "--redis", redis_server.url, "-o", "json"))
     assert [one["matched_blocks"] for one in other["prompts"][0]["endpoints"]] == [0, 0]
 
 
@@ -182,7 +182,7 @@ def test_lookup_of_a_request_body_tokenizes_it_as_the_picker_does(
     asyncio.run(write())
     path = tmp_path / "body.json"
     path.write_text(json.dumps(body), encoding="utf-8")
-    options = ("--model", "tiny", "--redis", redis_server.url, "--json", "--tokenizer", str(TINY_MODEL))
+    options = ("--model", "tiny", "--redis", redis_server.url, "-o", "json", "--tokenizer", str(TINY_MODEL))
 
     (found,) = parsed(run("lookup", str(path), *options))["prompts"]
 
@@ -200,8 +200,8 @@ def test_clear_hides_all_ranks_of_an_endpoint(run: Run, redis_server: RedisServe
                 await index.apply(stream, blocks(1, 20))
 
     asyncio.run(write())
-    report = parsed(run("clear", A.endpoint, "--yes", "--redis", redis_server.url, "--json"))
-    after = parsed(run("sources", "--redis", redis_server.url, "--json", "--interval-ms", "0"))
+    report = parsed(run("clear", A.endpoint, "--yes", "--redis", redis_server.url, "-o", "json"))
+    after = parsed(run("sources", "--redis", redis_server.url, "-o", "json"))
 
     assert report == {
         "cleared": [
@@ -231,7 +231,7 @@ def test_clear_asks_first(
         run("clear", B.name, "--redis", redis_server.url)
     capsys.readouterr()
 
-    after = parsed(run("sources", "--redis", redis_server.url, "--json", "--interval-ms", "0"))
+    after = parsed(run("sources", "--redis", redis_server.url, "-o", "json"))
     assert after["sources"][-1]["blocks"] == blocks_left
 
 
@@ -280,6 +280,6 @@ def test_a_stream_record_of_another_type_is_a_difference_and_not_believed(run: R
     client.set(f"{{kv2}}stream:{stranger.name}", "x")
     client.sadd("{kv2}streams", stranger.name)
 
-    code, out, _ = run("verify", "--redis", redis_server.url, "--json")
+    code, out, _ = run("verify", "--redis", redis_server.url, "-o", "json")
 
     assert (code, json.loads(out)["counts"]) == (1, {"stream": 1, "unreadable": 1})

@@ -23,7 +23,7 @@ from tests.integration.kv_redis import RedisServer, free_port
 from tests.kube_api import kube_api
 from tests.unit.kv_indexer_follow.kv_fakes import prompt, stored
 
-COMMAND = (sys.executable, "-m", "extproc", "indexer")
+COMMAND = (sys.executable, "-m", "operate", "indexer")
 
 
 @contextmanager

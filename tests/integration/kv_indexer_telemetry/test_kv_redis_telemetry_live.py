@@ -46,8 +46,7 @@ async def test_a_real_redis_tells_all_that_is_shown(server: RedisServer) -> None
     assert facts is not None
     exact = {metrics.REDIS_KEYS: 7.0, metrics.REDIS_EVICTED: 0.0, metrics.REDIS_MEMORY_LIMIT: 0.0}
     assert {metric: facts[metric] for metric in exact} == exact
-    assert facts[metrics.REDIS_REPLICAS] == 0.0
-    assert 100_000 < facts[metrics.REDIS_MEMORY] <= 1.5 * facts[metrics.REDIS_MEMORY_PEAK]
+    assert facts[metrics.REDIS_MEMORY] > 100_000
     assert set(facts) >= set(REDIS_METRICS) - {metrics.REDIS_TRACKED_KEYS}
     assert 0 < shown.seconds[0] < 2.0
 

@@ -12,17 +12,17 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
-from extproc.doctor.examine import DoctorSettings, gather
 from extproc.errors import KvmeshError
-from extproc.local.commands import app as commands
-from extproc.local.explain import ask
-from extproc.local.ports import pick_free_port
 from extproc.pages.admin_http import AdminServer
 from extproc.pages.admin_pages import PickerPages
-from extproc.policy.commands import app as policy_commands
-from extproc.policy.view import ask_picker
+from extproc.reach.view import ask_picker
 from kvmesh.admin.admin_access import AdminAccess
 from kvmesh.admin.admin_login import AdminLogin
+from operate.doctor.examine import DoctorSettings, gather
+from operate.local.commands import app as commands
+from operate.local.explain import ask
+from operate.local.ports import pick_free_port
+from operate.policy.commands import app as policy_commands
 from tests.integration.admin_doors import HOST
 from tests.integration.doctor_mesh import picker_settings, two_ports
 from tests.integration.kv_tls import make_authority, make_certificate
@@ -66,7 +66,7 @@ async def guarded(folder: Path) -> AsyncIterator[Guarded]:
     authority = make_authority(folder)
     certificate = make_certificate(folder, "localhost", authority=authority)
     (folder / "token").write_text(f"{TOKEN}\n")
-    access = AdminAccess(token_file=folder / "token", tls_cert=certificate.cert, tls_key=certificate.key)
+    access = AdminAccess(token_file=folder / "token", tls=certificate.files)
     server = AdminServer(cast("PickerPages", Pages()), max_body_bytes=1024, access=access)
     port = pick_free_port(host=HOST, avoid=())
     try:
@@ -89,10 +89,10 @@ async def test_explain_and_policy_explain_get_in_by_their_flags(tmp_path: Path) 
     (tmp_path / "body.json").write_text('{"prompt": "hello"}')
     async with guarded(tmp_path) as picker:
         explained = await call(
-            commands, "explain", str(tmp_path / "body.json"), "--json", "--picker", picker.url, *picker.flags
+            commands, "explain", str(tmp_path / "body.json"), "-o", "json", "--picker", picker.url, *picker.flags
         )
         assert (explained.exit_code, json.loads(explained.stdout)) == (0, EXPLAINED)
-        policies = await call(policy_commands, "policy", "explain", "--json", "--picker", picker.url, *picker.flags)
+        policies = await call(policy_commands, "policy", "explain", "-o", "json", "--picker", picker.url, *picker.flags)
         assert (policies.exit_code, json.loads(policies.stdout)) == (0, POLICIES)
 
 
@@ -112,7 +112,7 @@ async def test_who_is_not_let_in_reads_what_is_missing(tmp_path: Path) -> None:
     [
         (("--token-file", "absent"), "the token file absent cannot be read"),
         (("--token-file", "short"), "at least 16 bytes"),
-        (("--key", "short"), "--key without --cert"),
+        (("--cert", "short"), "--cert short: no certificate with its key"),
         (("--ca", "short"), "--ca short: no certificates of authorities"),
     ],
 )

@@ -45,8 +45,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 def login(papers: Papers, shown: Certificate | None = None, *, token: Path | None = None) -> AdminLogin:
     return AdminLogin(
         ca_file=papers.ours.cert,
-        cert_file=shown.cert if shown else None,
-        key_file=shown.key if shown else None,
+        cert=shown.files if shown else None,
         token_file=token,
     )
 
@@ -63,7 +62,7 @@ async def ask(port: int, page: str, by: AdminLogin) -> tuple[int, str]:
 
 @BOTH_ROLES
 async def test_a_certificate_of_the_authority_opens_the_pages(door: Door, page: str, papers: Papers) -> None:
-    access = AdminAccess(tls_cert=papers.server.cert, tls_key=papers.server.key, client_ca=papers.ours.cert)
+    access = AdminAccess(tls=papers.server.files, client_ca=papers.ours.cert)
     async with door(access) as port:
         assert (await ask(port, page, login(papers, papers.client)))[0] == 200
         status, words = await ask(port, page, login(papers))
@@ -79,8 +78,7 @@ async def test_a_certificate_of_the_authority_opens_the_pages(door: Door, page: 
 async def test_a_token_opens_them_as_well_where_both_are_set_up(papers: Papers, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     access = AdminAccess(
-        tls_cert=papers.server.cert,
-        tls_key=papers.server.key,
+        tls=papers.server.files,
         client_ca=papers.ours.cert,
         token_file=tmp_path / "token",
     )
@@ -93,8 +91,7 @@ async def test_a_token_opens_them_as_well_where_both_are_set_up(papers: Papers, 
 async def test_who_shows_both_has_no_prompt_explained_with_the_admin_token(papers: Papers, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     access = AdminAccess(
-        tls_cert=papers.server.cert,
-        tls_key=papers.server.key,
+        tls=papers.server.files,
         client_ca=papers.ours.cert,
         token_file=tmp_path / "token",
     )
@@ -114,7 +111,7 @@ async def test_renewed_certificates_and_authorities_count_from_the_next_connecti
     cert, key, ca = (tmp_path / name for name in ("tls.crt", "tls.key", "ca.crt"))
     for target, source in ((cert, papers.server.cert), (key, papers.server.key), (ca, papers.ours.cert)):
         target.write_bytes(source.read_bytes())
-    async with picker_door(AdminAccess(tls_cert=cert, tls_key=key, client_ca=ca)) as port:
+    async with picker_door(AdminAccess(tls=f"{cert},{key}", client_ca=ca)) as port:
         assert (await ask(port, "/state", login(papers, papers.client)))[0] == 200
         first = await shown(port)
 
@@ -147,7 +144,7 @@ async def test_nothing_older_than_tls_1_3_is_spoken(papers: Papers) -> None:
     old = ssl.create_default_context(cafile=str(papers.ours.cert))
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     async with (
-        picker_door(AdminAccess(tls_cert=papers.server.cert, tls_key=papers.server.key)) as port,
+        picker_door(AdminAccess(tls=papers.server.files)) as port,
         aiohttp.ClientSession() as http,
     ):
         with pytest.raises(aiohttp.ClientConnectorError):
@@ -158,17 +155,15 @@ async def test_nothing_older_than_tls_1_3_is_spoken(papers: Papers) -> None:
 async def test_certificates_that_cannot_be_used_are_named_at_the_start(papers: Papers, tmp_path: Path) -> None:
     (tmp_path / "none.pem").write_text("nothing")
     for access, words in (
-        (AdminAccess(tls_cert=tmp_path / "absent.pem"), "--admin-tls-cert .*absent.pem: .*No such file"),
-        (AdminAccess(tls_cert=papers.server.cert, tls_key=papers.client.key), "--admin-tls-key .*key values mismatch"),
+        (AdminAccess(tls=str(tmp_path / "absent.pem")), "--admin-tls .*absent.pem: .*No such file"),
+        (AdminAccess(tls=f"{papers.server.cert},{papers.client.key}"), "--admin-tls .*key values mismatch"),
         (
-            AdminAccess(tls_cert=papers.server.cert, tls_key=papers.server.key, client_ca=tmp_path / "none.pem"),
+            AdminAccess(tls=papers.server.files, client_ca=tmp_path / "none.pem"),
             "--admin-client-ca .*none.pem: no certificates",
         ),
     ):
         with pytest.raises(ConfigError, match=words):
             async with picker_door(access):
                 pass
-    with pytest.raises(SettingError, match="--key without --cert"):
-        AdminLogin(key_file=papers.client.key).tls()
     with pytest.raises(SettingError, match=r"--ca .*none\.pem"):
         AdminLogin(ca_file=tmp_path / "none.pem").tls()

@@ -25,13 +25,13 @@ from kv_indexer.follow.follow_stream import StreamFollower
 from kv_indexer.share.redis_leases import RedisLeaseBook
 from kv_indexer.watch.pod_metrics import PodMetrics
 from kvmesh.blocks.source import SourceState, Stream
-from kvmesh.index.memory_index import MemoryPrefixIndex
-from kvmesh.index.memory_leases import MemoryLeaseBook
 from tests.integration.kv_cache_model import CacheModel
 from tests.integration.kv_publisher import ScriptedPod, running_pod
 from tests.integration.kv_recount import recount
 from tests.integration.kv_redis import RedisServer
 from tests.unit.kv_indexer_follow.kv_fakes import CountingTelemetry, payload
+from tests.unit.kvmesh_index.kv_memory_index import MemoryPrefixIndex
+from tests.unit.kvmesh_index.kv_memory_leases import MemoryLeaseBook
 
 # Seconds where the machine has little else to do. Beside busy loops 20 s were once not enough: each batch that never
 # was costs restarts, and each of these is a replay that loses a third.

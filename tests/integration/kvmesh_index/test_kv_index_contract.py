@@ -107,7 +107,9 @@ async def test_ranks_do_not_complete_each_other(index: Index) -> None:
     await index.apply(A, blocks(1, 2))
     await index.apply(A1, blocks(3, 4))
 
-    assert await index.matched() == {A.endpoint: 2}
+    assert await index.matched() == {A.name: 2}
+    await index.apply(A1, blocks(1, 1))
+    assert await index.matched() == {A.name: 2, A1.name: 1, A.endpoint: 1}
 
 
 async def test_sources_with_other_block_sizes_are_found_with_their_own(index: Index) -> None:

@@ -17,12 +17,12 @@ from kvmesh.blocks.block_keys import block_keys
 from kvmesh.blocks.index_changes import Clear, Operation, Remove, Store, pack_hashes
 from kvmesh.blocks.source import Claim, Stream
 from kvmesh.errors import IndexUnavailableError, LeaseLostError
-from kvmesh.index.memory_index import MemoryPrefixIndex
 from kvmesh.index.redis_reader import PrefixIndexReader
 from tests.integration.kv_index import ROOT, Clock, Index, P, change
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_reference import Field, Reference, eights
 from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
+from tests.unit.kvmesh_index.kv_memory_index import MemoryPrefixIndex
 
 BLOCKS = 10
 NEVER = 1e9  # days pass in these histories, and generations are not in the model

@@ -326,7 +326,7 @@ async def test_a_pod_with_its_share_gets_no_more_slots_once_half_are_taken(
     assert refused.left_out == {"slot-share": 2}
     assert (await index.position(A1)).degraded == "slot-share"
     await index.apply(B, blocks(1, 1))  # another pod has its own share
-    assert await index.matched() == {A.endpoint: 2, B.endpoint: 1}
+    assert await index.matched() == {A.name: 2, B.endpoint: 1}
 
     redis_server.client().hdel(f"{P}slots", *range(1900, 2047))
     again = change(await index.position(A1), blocks(1, 1), Clear(), blocks(1, 1))

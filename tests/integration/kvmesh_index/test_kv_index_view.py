@@ -3,11 +3,12 @@
 import pytest
 
 from kvmesh.blocks.block_keys import block_keys
+from kvmesh.blocks.cache_groups import CacheGroup, tier_of
 from kvmesh.blocks.findings import Finding
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.index_view import IndexView
 from kvmesh.index.redis_findings import FINDINGS, RedisFindings
-from tests.integration.kv_index import ROOT, A, B, blocks, redis_index
+from tests.integration.kv_index import A1, ROOT, A, B, blocks, redis_index
 from tests.integration.kv_redis import RedisServer
 from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, prompt
 
@@ -38,6 +39,20 @@ async def test_each_block_has_its_holders_with_the_best_tier_of_each(redis_serve
             (A.endpoint, "GPU", 3),
             (B.endpoint, "GPU", 1),
         ]
+    await view.close()
+
+
+async def test_each_rank_is_a_holder_and_so_is_a_pod_with_groups_without_full_attention(
+    redis_server: RedisServer,
+) -> None:
+    view = IndexView(url=redis_server.url)
+    window = tier_of("GPU", CacheGroup(kind="sliding_window", block_size=BLOCK, sliding_window=2 * BLOCK))
+    async with redis_index(redis_server) as index:
+        await index.apply(A, blocks(1, 1, tier="CPU"))
+        await index.apply(A1, blocks(1, 1))
+        await index.apply(B, blocks(1, 1, tier=window, group=1))
+
+        assert (await view.look(keys(1))).holders == [{A.name: "CPU", A1.name: "GPU", B.endpoint: "GPU"}]
     await view.close()
 
 

@@ -1,7 +1,6 @@
 """Every command that prints ends without a traceback where its output is full or nobody reads it: real processes."""
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -9,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from extproc.local.ports import pick_free_port
-from tests.integration.extproc_local.test_processes_up import arguments, port_flags
+from operate.local.ports import pick_free_port
 from tests.integration.kv_redis import RedisServer
 from tests.integration.live_picker import live_picker
+from tests.integration.operate_local.test_processes_up import arguments, free_ports
 
 KVMESH = str(Path(sys.executable).with_name("kvmesh"))
 DEADLINE_SECONDS = 60.0
@@ -22,11 +21,9 @@ ALONE = (
     "--version",
     "--help",
     "install",
-    "models",
     "audit",
     "check",
     "policy",
-    "trace",
     "doctor",
 )
 WITH_REDIS = ("sources", "size", "verify", "lookup", "read")
@@ -43,26 +40,21 @@ def words(name: str, folder: Path, *, redis: str = "", picker: str = "") -> list
     (folder / "ids.json").write_text("[1, 2, 3]", encoding="utf-8")
     (folder / "body.json").write_text('{"model": "tiny", "prompt": "hello"}', encoding="utf-8")
     (folder / "log").write_text("no chain\n", encoding="utf-8")
-    requests = [{"timestamp": i, "input_length": 100, "output_length": 10, "hash_ids": [i]} for i in range(20)]
-    (folder / "trace.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in requests), encoding="utf-8")
-    (folder / "empty").mkdir(exist_ok=True)
     nowhere = "127.0.0.1:1"
     return {
         "version": ["version"],
         "--version": ["--version"],
         "--help": ["index", "--help"],
         "install": ["install", "--dry-run", "--image", "kvmesh:1", *INSTALL],
-        "models": ["models", "list", str(folder / "empty")],
         "audit": ["audit", "verify", str(folder / "log")],
         "check": ["policy", "check", str(folder / "policies" / "policy.yaml")],
         "policy": ["policy", "explain", "--policies", str(folder / "policies")],
-        "trace": ["plan", "--trace", str(folder / "trace.jsonl"), "--pod", "prefill=9000"],
         "doctor": ["doctor", "--endpoints", nowhere, "--redis", f"redis://{nowhere}", "--no-trial"],
-        "sources": ["index", "sources", "--redis", redis, "--interval-ms", "0"],
+        "sources": ["index", "sources", "--redis", redis],
         "size": ["index", "size", "--redis", redis],
         "verify": ["index", "verify", "--redis", redis],
         "lookup": ["index", "lookup", str(folder / "ids.json"), "--model", "tiny", "--redis", redis],
-        "read": ["audit", "read", "--redis", redis, "--access-log-stream", "audit"],
+        "read": ["audit", "read", "--redis", redis, "--stream", "audit"],
         "explain": ["explain", str(folder / "body.json"), "--picker", picker],
         "top": ["top", "--picker", picker],
         "top-once": ["top", "--once", "--picker", picker],
@@ -128,7 +120,7 @@ async def test_a_command_that_asks_nobody(name: str, tmp_path: Path) -> None:
 async def test_a_command_that_asks_redis(name: str, tmp_path: Path, redis_server: RedisServer) -> None:
     command = words(name, tmp_path, redis=redis_server.url)
     if name == "read":
-        from extproc.records.record_targets import FIELD, stream_key
+        from extproc.ledger.record_targets import FIELD, stream_key
 
         redis_server.client().xadd(stream_key("audit"), {FIELD: b"{}"})
     await ends_well(command)
@@ -143,5 +135,5 @@ async def test_a_command_that_asks_a_picker(name: str, tmp_path: Path, redis_ser
 
 async def test_a_mesh_of_up_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    await ends_well(["up", "--pods", "1", *arguments(port_flags())])
+    await ends_well(["up", "--pods", "1", *arguments(free_ports())])
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.link import RedisLink, Script
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_redis_groups import RIGHTS
@@ -27,8 +26,8 @@ def certificate(tmp_path: Path, authority: Certificate) -> Certificate:
     return make_certificate(tmp_path, "redis.test", authority=authority)
 
 
-async def ping(access: RedisAccess) -> object:
-    link = RedisLink(access)
+async def ping(url: str) -> object:
+    link = RedisLink(url)
     try:
         return await link.call("PING")
     finally:
@@ -39,21 +38,19 @@ async def test_tls_with_an_authority_and_a_server_name(
     redis_server: RedisServer, authority: Certificate, certificate: Certificate
 ) -> None:
     async with tls_front(redis_server.port, certificate=certificate) as port:
-        access = RedisAccess(url=f"rediss://127.0.0.1:{port}", ca_file=authority.cert, server_name="redis.test")
+        url = f"rediss://127.0.0.1:{port}?ca_file={authority.cert}&server_name=redis.test"
 
-        assert await ping(access) == b"PONG"
+        assert await ping(url) == b"PONG"
 
 
 async def test_a_certificate_for_another_name_is_refused(
     redis_server: RedisServer, authority: Certificate, certificate: Certificate
 ) -> None:
     async with tls_front(redis_server.port, certificate=certificate) as port:
-        access = RedisAccess(url=f"rediss://127.0.0.1:{port}", ca_file=authority.cert)
+        url = f"rediss://127.0.0.1:{port}?ca_file={authority.cert}"
 
-        with pytest.raises(
-            IndexUnavailableError, match=r"certificate is not accepted: .*mismatch.*--redis-server-name"
-        ):
-            await ping(access)
+        with pytest.raises(IndexUnavailableError, match=r"certificate is not accepted: .*mismatch.*server_name"):
+            await ping(url)
 
 
 async def test_a_certificate_of_an_unknown_authority_is_refused(
@@ -61,10 +58,10 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(
 ) -> None:
     stranger = make_authority(tmp_path, "stranger")
     async with tls_front(redis_server.port, certificate=certificate) as port:
-        for ca_file in (stranger.cert, None):
-            access = RedisAccess(url=f"rediss://127.0.0.1:{port}", ca_file=ca_file, server_name="redis.test")
-            with pytest.raises(IndexUnavailableError, match=r"certificate is not accepted: .*--redis-ca-file"):
-                await ping(access)
+        for ca_file in (f"&ca_file={stranger.cert}", ""):
+            url = f"rediss://127.0.0.1:{port}?server_name=redis.test{ca_file}"
+            with pytest.raises(IndexUnavailableError, match=r"certificate is not accepted: .*ca_file"):
+                await ping(url)
 
 
 async def test_a_client_certificate_is_shown_and_a_new_one_is_read_at_the_next_connection(
@@ -78,13 +75,8 @@ async def test_a_client_certificate_is_shown_and_a_new_one_is_read_at_the_next_c
     shown.key.write_bytes(unknown.key.read_bytes())
     async with tls_front(redis_server.port, certificate=certificate, clients=authority) as port:
         link = RedisLink(
-            RedisAccess(
-                url=f"rediss://127.0.0.1:{port}",
-                ca_file=authority.cert,
-                cert_file=shown.cert,
-                key_file=shown.key,
-                server_name="redis.test",
-            )
+            f"rediss://127.0.0.1:{port}?ca_file={authority.cert}&cert_file={shown.cert}&key_file={shown.key}"
+            "&server_name=redis.test"
         )
         with pytest.raises(IndexUnavailableError):
             await link.call("PING")
@@ -100,18 +92,16 @@ async def test_tls_to_a_server_without_it_and_the_other_way_round_end_in_time(
 ) -> None:
     async with tls_front(redis_server.port, certificate=certificate) as port, asyncio.timeout(5.0):
         with pytest.raises(IndexUnavailableError, match=r"no TLS connection|no answer"):
-            await ping(RedisAccess(url=f"rediss://127.0.0.1:{redis_server.port}"))
+            await ping(f"rediss://127.0.0.1:{redis_server.port}")
         with pytest.raises(IndexUnavailableError, match=f"127.0.0.1:{port}: Redis closed .*perhaps it wants TLS"):
-            await ping(RedisAccess(url=f"redis://127.0.0.1:{port}"))
+            await ping(f"redis://127.0.0.1:{port}")
 
 
 async def test_tls_passes_lookups_of_any_size(
     redis_server: RedisServer, authority: Certificate, certificate: Certificate
 ) -> None:
     async with tls_front(redis_server.port, certificate=certificate) as port:
-        link = RedisLink(
-            RedisAccess(url=f"rediss://127.0.0.1:{port}", ca_file=authority.cert, server_name="redis.test")
-        )
+        link = RedisLink(f"rediss://127.0.0.1:{port}?ca_file={authority.cert}&server_name=redis.test")
         big = b"x" * 3_000_000
 
         assert await asyncio.gather(*(link.call("ECHO", big) for _ in range(3))) == [big] * 3
@@ -132,8 +122,8 @@ async def test_the_documented_rights_suffice_and_a_wrong_password_is_named(
     client.execute_command("ACL", "SETUSER", "default", "off")
     password = tmp_path / "password"
     password.write_text("wrong\n")
-    link = RedisLink(RedisAccess(url=redis_server.url, username="kvmesh", password_file=password))
-    with pytest.raises(IndexUnavailableError, match=r"WRONGPASS .*--redis-password-file"):
+    link = RedisLink(f"{redis_server.url}?username=kvmesh&password_file={password}")
+    with pytest.raises(IndexUnavailableError, match=r"WRONGPASS .*password_file"):
         await link.run(COUNT, keys=[KEY], arguments=[])
     password.write_text("s3cret\n")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from kvmesh.errors import IndexUnavailableError
-from kvmesh.redis.address import RedisAccess
 from kvmesh.redis.keys import KEY_SLOT
 from kvmesh.redis.link import RedisLink, pack
 from tests.integration.kv_fake_redis import FakeRedis, array, error, fake_redis, replica_of
@@ -294,9 +293,8 @@ async def test_passwords_are_read_anew_at_every_connection(tmp_path: Path) -> No
         path.write_text(f"first-{path.name}\n")
     async with fake_redis() as master, fake_redis() as sentinel:
         sentinel.answer = lambda command: master_at(master) if command[0] == ASK_MASTER else b""
-        url = f"redis+sentinel://127.0.0.1:{sentinel.port}/m/3"
-        access = RedisAccess(url=url, username="me", password_file=passwords[0], sentinel_password_file=passwords[1])
-        link = RedisLink(access)
+        files = f"password_file={passwords[0]}&sentinel_password_file={passwords[1]}"
+        link = RedisLink(f"redis+sentinel://127.0.0.1:{sentinel.port}/m/3?username=me&{files}")
         await link.call("PING")
         for path in passwords:
             path.write_text(f"second-{path.name}\n")
@@ -315,9 +313,9 @@ async def test_a_password_file_that_vanishes_is_an_outage_that_ends(tmp_path: Pa
     path = tmp_path / "password"
     path.write_text("s3cret")
     async with fake_redis() as fake:
-        link = RedisLink(RedisAccess(url=fake.url, password_file=path))
+        link = RedisLink(f"{fake.url}?password_file={path}")
         path.unlink()
-        with pytest.raises(IndexUnavailableError, match=r"--redis-password-file .*No such file"):
+        with pytest.raises(IndexUnavailableError, match=r"password_file .*No such file"):
             await link.call("PING")
         path.write_text("s3cret")
 

@@ -13,7 +13,7 @@ import pytest
 from kvmesh import __version__
 
 REPOSITORY = Path(__file__).parents[3]
-PACKAGES = ("extproc", "kv_indexer", "kvmesh", "podsim")
+PACKAGES = ("extproc", "kv_indexer", "kvmesh", "operate", "podsim")
 CODE_SUFFIXES = {".py", ".lua", ".html", ".css", ".js", ".svg", ".typed"}
 # shown on the package index; everything else of the archive is what git has
 WHAT_THE_BUILD_ADDS = {"PKG-INFO"}
@@ -87,9 +87,9 @@ def test_the_wheel_serves_without_the_checkout(built: Path, tmp_path: Path) -> N
     )
     where = run(sys.executable, "-c", "import extproc; print(extproc.__file__)", cwd=tmp_path, path=str(folder))
     assert where.startswith(str(folder))
-    assert __version__ in run(sys.executable, "-m", "extproc", "version", cwd=tmp_path, path=str(folder))
+    assert __version__ in run(sys.executable, "-m", "operate", "version", cwd=tmp_path, path=str(folder))
     where_to = ("--pool", "llm/llama", "--gateway", "llm/entry", "--hostname", "llm.example", "--image", "kvmesh:1")
-    command = ("-m", "extproc", "install", "--dry-run", *where_to)
+    command = ("-m", "operate", "install", "--dry-run", *where_to)
     rendered = run(sys.executable, *command, cwd=tmp_path, path=str(folder))
     assert "kind: CustomResourceDefinition" in rendered
 

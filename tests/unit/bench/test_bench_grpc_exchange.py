@@ -33,7 +33,7 @@ def test_the_first_configuration_is_the_product_s_and_the_ratios_are_taken_round
 
     lines = table({"cpu_ms_per_exchange": {16: costs}, "loop_ns_per_iteration": [50.0, 120.0, 60.0]}).splitlines()
 
-    assert (SETUPS[0].server, SETUPS[0].loop) == ("http2", "uvloop")
+    assert (SETUPS[0].server, SETUPS[0].loop) == ("own", "uvloop")
     assert [line.split()[-5:] for line in lines[1:-1]] == [
         ["16", f"{2 * (i + 1):.2f}", f"{1.5 * (i + 1):.2f}", f"{3 * (i + 1):.2f}", f"{i + 1:.2f}"]
         for i in range(len(SETUPS))

@@ -16,7 +16,7 @@ from bench.prompts import make_prompt_set
 from bench.report import Case, Measurement, Round, Turn, Verdict, case_facts, facts, quantile, spread, verdicts
 from bench.tables import WIDTH, tables
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.local.envoy_config import SocketAddress, named, read_template
+from operate.local.envoy_config import SocketAddress, named, read_template
 
 IDLE = {"extproc": 10.0, "bare": 1.0, "envoy": 0.0}
 ANY_REQUEST = RequestFacts(method="POST", path="/v1/completions", objective=None, request_id="")

@@ -26,7 +26,7 @@ def played(arm: str = "always", *, load: Load = LOAD, plan: Plan = PLAN) -> Worl
 def assert_nothing_is_left(world: World) -> None:
     books = world.picker.books
     assert books.bookings.by_endpoint() == {}
-    assert books._legs == set()
+    assert books._legs == {}
     for pod in world.pods.values():
         assert (pod.scheduler.running, pod.scheduler.waiting) == (0, 0)
         assert pod.scheduler.pool.usage == 0.0, "blocks that nobody needs are free"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from bench.overload.load import Ask, Clients
 from bench.overload.refusable_http import Answer
 from bench.overload.script import Job, Outcome, Request
-from extproc.load.streamed_answer import BadAnswerError
-from extproc.replay_log.virtual_loop import run
+from bench.virtual_loop import run
+from operate.load.streamed_answer import BadAnswerError
 
 
 def request(number: int, *, due: float, obeys: bool = True) -> Request:

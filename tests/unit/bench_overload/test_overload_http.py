@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bench.overload.refusable_http import Answer, exchange, post
-from extproc.load.streamed_answer import BadAnswerError
+from operate.load.streamed_answer import BadAnswerError
 
 EVENTS = (
     b'data: {"choices": [{"text": " one"}]}\n\ndata: {"choices": [{"text": " two"}]}\n\n'

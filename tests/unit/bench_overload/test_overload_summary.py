@@ -8,7 +8,8 @@ import pytest
 from bench.overload.plan import CLASSES, CRITICAL, FLOOD, SHEDDABLE, STEADY
 from bench.overload.script import Attempt, Outcome
 from bench.overload.summary import Retries, RunSummary, summarise
-from bench.overload.verdicts import order, verdicts
+from bench.overload.verdicts import verdicts
+from bench.routing.script import POD_MISSING, Way
 
 
 def answered(sent: float, *, ttft: float) -> Attempt:
@@ -136,10 +137,23 @@ def test_all_targets_can_be_missed() -> None:
     assert [verdict.met for verdict in verdicts([calm, busy, fallen])] == [False] * 6
 
 
+def test_goodput_beside_a_bad_pod_is_judged_by_that_of_the_other_pods() -> None:
+    good, refusal = [outcome(answered(2, ttft=1)) for _ in range(19)], outcome(refused(2, retry_after=None))
+    early = [outcome(answered(0.5, ttft=1)) for _ in range(5)]  # due before the measured seconds
+    alone = run(*good, *early, outcome(answered(2, ttft=1)), scenario=POD_MISSING)
+    refuses = run(*good, refusal, scenario=Way.REFUSES)
+    breaks_off = run(*good[1:], *early, refusal, outcome(answered(2, ttft=6.1)), scenario=Way.BREAKS_OFF)
+
+    judged = verdicts([alone, refuses, breaks_off])
+    assert [verdict.met for verdict in judged] == [True, False]
+    assert [verdict.measured.split("%")[0] for verdict in judged] == ["95.0", "90.0"]
+    assert verdicts([refuses, breaks_off]) == []
+
+
 def test_targets_without_their_runs_are_left_out() -> None:
     other = run(outcome(answered(2, ttft=1)), arm="least-request")
 
-    assert (verdicts([other]), order([other])) == ([], [])
+    assert verdicts([other]) == []
 
 
 def test_nothing_answered_is_no_number() -> None:

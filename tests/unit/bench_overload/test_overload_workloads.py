@@ -4,9 +4,11 @@ from collections import Counter
 
 import pytest
 
+from bench.overload.measure import bad_pod_scenarios
 from bench.overload.plan import CLASSES, CRITICAL, FLOOD, LOWEST_LOAD, SHEDDABLE, STEADY, Plan
 from bench.overload.script import Request
 from bench.overload.workloads import falling_load, steady_load
+from bench.routing.script import POD_MISSING, TURN_SECONDS, Way
 
 WORDS = ("one", "two", "three")
 PLAN = Plan(seconds=60.0, long_seconds=60.0, fall_after_seconds=20.0, fall_seconds=40.0)
@@ -45,6 +47,19 @@ def test_the_load_falls() -> None:
 
     assert load_of(requests, begins=0, ends=20) == pytest.approx(PLAN.fall_high, rel=0.15)
     assert load_of(requests, begins=20, ends=40) == pytest.approx(PLAN.fall_low, rel=0.25)
+
+
+def test_a_pod_turns_bad_under_the_very_load_that_the_other_pods_get_alone() -> None:
+    plan = Plan(bad_pod_seconds=60.0)
+    alone, *beside = bad_pod_scenarios(plan, words=WORDS)
+
+    assert [alone.name, *(each.name for each in beside)] == [POD_MISSING, *Way]
+    assert all(each.requests == alone.requests for each in beside)
+    assert (alone.missing_pods, alone.bad_pod) == (1, None)
+    assert [(each.missing_pods, each.bad_pod and each.bad_pod.way) for each in beside] == [(0, way) for way in Way]
+    others = (plan.pods.pods - 1) / plan.pods.pods
+    assert load_of(alone.requests, begins=0, ends=60) == pytest.approx(0.8 * others, rel=0.1)
+    assert {each.measured_from for each in (alone, *beside)} == {plan.bad_pod_at_seconds + TURN_SECONDS}
 
 
 def test_requests_are_in_order_and_their_prompts_have_the_work_that_they_tell() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from bench.routing.arms import ARMS, STANDARD, STRATEGIES, Kind
 from bench.routing.envoy_files import with_pickers, without_picker
 from bench.routing.subject import Subject
-from extproc.local.envoy_config import SocketAddress, fill_in
+from operate.local.envoy_config import SocketAddress, fill_in
 
 TEMPLATE = Subject().envoy_template()
 GATEWAY, ADMIN = SocketAddress(host="127.0.0.1", port=1), SocketAddress(host="127.0.0.1", port=2)

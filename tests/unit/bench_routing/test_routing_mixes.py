@@ -5,6 +5,7 @@ import pytest
 from bench.prompts import vocabulary_words
 from bench.routing.mixes import EIGHT_PODS, MIXES, WIDE, mix
 from bench.routing.plan import STANDARD
+from bench.routing.script import POD_MISSING, Way
 from podsim.model_folder import TINY_MODEL
 
 WORDS = vocabulary_words(TINY_MODEL)
@@ -29,7 +30,9 @@ def test_a_mix_is_the_same_each_time_and_fits_its_pods(name: str) -> None:
 
 def test_the_benchmark_s_own_workloads_are_mixes_on_its_own_pods() -> None:
     assert mix("burst", STANDARD, words=WORDS).pods == STANDARD.pods
+    assert mix("long", STANDARD, words=WORDS).pods == STANDARD.long_pods
     assert set(WIDE) < set(MIXES)
+    assert not {POD_MISSING, *Way} & set(MIXES)  # virtual pods do not turn bad
 
 
 def test_a_denser_trace_has_as_many_conversations_of_its_own() -> None:

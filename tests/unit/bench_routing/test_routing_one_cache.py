@@ -3,7 +3,7 @@
 from typing import Any
 
 from bench.routing.one_cache import OneCacheHits, block_keys, one_cache
-from extproc.load.script import Record, Session, Turn
+from operate.load.script import Record, Session, Turn
 from podsim.model_folder import TINY_MODEL, load_model_folder
 
 FOLDER = load_model_folder(TINY_MODEL)

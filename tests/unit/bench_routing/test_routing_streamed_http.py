@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bench.routing.streamed_http import Unchunker, exchange, post
-from extproc.load.streamed_answer import BadAnswerError, StreamedAnswer
+from operate.load.streamed_answer import BadAnswerError, StreamedAnswer
 
 EVENTS = (
     b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'

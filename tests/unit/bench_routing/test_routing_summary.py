@@ -7,9 +7,10 @@ import pytest
 
 from bench.routing.one_cache import OneCacheHits
 from bench.routing.pod_counters import PodCounts, parse
+from bench.routing.script import POD_MISSING, Way
 from bench.routing.summary import RunSummary, Spread, summarise, verdicts
-from extproc.load.script import Record
-from extproc.load.summary import percentile
+from operate.load.script import Record
+from operate.load.summary import percentile
 
 ONE_CACHE = OneCacheHits(prompt_tokens=400, cached_tokens=200, miscounted=0)
 
@@ -122,6 +123,27 @@ def test_the_targets_are_judged_against_the_baseline_in_the_same_run() -> None:
     ]
 
     assert [verdict.met for verdict in verdicts(runs, arm="kvmesh")] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize(("hit_rate", "met"), [(0.699, False), (0.7, True)])
+def test_most_of_what_four_questions_about_a_long_document_share_is_hit(hit_rate: float, met: bool) -> None:
+    assert [verdict.met for verdict in verdicts([summary("kvmesh", "long", hit_rate=hit_rate)], arm="kvmesh")] == [met]
+
+
+@pytest.mark.parametrize(("goodput", "met"), [(15.1, False), (15.2, True)])
+def test_goodput_beside_a_bad_pod_is_judged_by_that_of_the_other_pods(goodput: float, met: bool) -> None:
+    beside = summary("kvmesh", Way.REFUSES, goodput_per_second=goodput)
+    alone = summary("kvmesh", POD_MISSING, goodput_per_second=16.0)
+
+    (verdict,) = verdicts([beside, alone, summary("round-robin", Way.BREAKS_OFF)], arm="kvmesh")
+    assert (verdict.met, verdict.target.split(":")[0]) == (met, "pod-refuses")
+    assert verdicts([beside], arm="kvmesh") == []
+
+
+def test_where_the_other_pods_serve_nothing_the_target_is_missed() -> None:
+    runs = [summary("kvmesh", name, goodput_per_second=0.0) for name in (POD_MISSING, Way.BREAKS_OFF)]
+
+    assert [verdict.met for verdict in verdicts(runs, arm="kvmesh")] == [False]
 
 
 def test_a_low_ttft_of_few_answers_meets_no_target() -> None:

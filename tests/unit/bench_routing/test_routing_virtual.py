@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from bench.prompts import vocabulary_words
-from bench.routing.plan import Plan, PodSettings
+from bench.routing.plan import STANDARD, Plan, PodSettings
 from bench.routing.script import Workload
-from bench.routing.summary import RunSummary
+from bench.routing.summary import LONG_HIT_RATE, RunSummary
 from bench.routing.virtual import ARMS, Routers, picker, play
 from bench.routing.workloads import build
-from extproc.load.workloads import QaSize
 from extproc.policy.values import PickPolicy
+from operate.load.workloads import QaSize
 from podsim.model_folder import TINY_MODEL, load_model_folder
 
 SMALL = QaSize(users=6, rounds=3, system_tokens=32, history_tokens=160, question_tokens=8, answer_tokens=4)
@@ -76,3 +76,12 @@ def test_a_request_whose_pod_is_killed_is_in_flight_at_the_guide_no_longer() -> 
     run = played(build("churn", PLAN, words=WORDS), ARMS["llm-d-guide"])
 
     assert run.errors["killed"] == run.requests - run.succeeded
+
+
+def test_questions_about_a_long_document_go_where_it_was_computed() -> None:
+    plan = replace(STANDARD, seed=1, long_documents=40)
+    workload = build("long", plan, words=WORDS)
+    run = play(workload, KVMESH, name="it", settings=plan.long_pods, folder=FOLDER, seed=1).summary
+
+    assert run.one_cache_hit_rate > 0.74
+    assert run.hit_rate >= LONG_HIT_RATE

@@ -3,10 +3,11 @@
 import pytest
 
 from bench.routing.plan import Plan
+from bench.routing.script import POD_MISSING, TURN_SECONDS, Way
 from bench.routing.workloads import TRACE_FILE, WORKLOADS, build
-from extproc.load.script import Session
-from extproc.load.trace import TraceRow, TraceSize, trace_sessions
-from extproc.load.workloads import QaSize, Texts
+from operate.load.script import Session
+from operate.load.trace import TraceRow, TraceSize, trace_sessions
+from operate.load.workloads import QaSize, Texts
 
 WORDS = [f"{first}{second}" for first in "abcdefghijklm" for second in "nopqrstuvwxyz"]
 SMALL = Plan(
@@ -54,6 +55,26 @@ def test_twice_the_rate_is_the_same_users_in_half_the_time() -> None:
 
     assert len([turn for session in fast.sessions for turn in session.turns]) == 48
     assert fast.measured_from == slow.measured_from / 2
+
+
+@pytest.mark.parametrize("way", Way)
+def test_a_pod_turns_bad_under_the_very_load_that_the_other_pods_get_alone(way: Way) -> None:
+    plan = Plan()
+    alone, beside = build(POD_MISSING, plan, words=WORDS), build(way, plan, words=WORDS)
+
+    assert beside.sessions == alone.sessions
+    assert (plan.pods_of(way), plan.pods_of(POD_MISSING).pods) == (plan.pods, plan.pods.pods - 1)
+    assert (alone.bad_pod, beside.bad_pod and beside.bad_pod.way) == (None, way)
+    assert beside.bad_pod is not None and beside.bad_pod.pod < plan.pods.pods
+    assert beside.measured_from == alone.measured_from == beside.bad_pod.at + TURN_SECONDS < plan.bad_pod_seconds
+
+
+def test_the_chats_beside_a_bad_pod_fit_into_the_caches_of_the_others() -> None:
+    plan = Plan()
+    size, pods = plan.bad_pod, plan.pods_of(POD_MISSING)
+    longest = size.system_tokens + size.history_tokens + size.rounds * (size.question_tokens + size.answer_tokens)
+
+    assert size.users * longest < 0.95 * pods.pods * pods.kv_blocks * 16
 
 
 def test_the_first_prefix_of_a_burst_is_asked_for_most() -> None:

@@ -7,26 +7,26 @@ import pytest
 import yaml
 
 from extproc.admission.asked_request import PRIORITY_HEADER
-from extproc.cli import build
 from extproc.ext_proc.answers import (
     DESTINATION_HEADER,
     FURTHER_HEADERS,
-    REASON_HEADER,
     SERVED_KEY,
     SUBSET_KEY,
     wanted_headers,
 )
-from extproc.policy.crd import policy_schema
+from extproc.ext_proc.refusals import REASON_HEADER
+from extproc.ledger import metrics as picker
 from extproc.policy.inference_extension import GROUPS, read_model_rewrite, read_objective
 from extproc.policy.inference_policy import parse_inference_policy
-from extproc.policy.pod_roles import ROLE_LABELS
 from extproc.policy.priority import FAIRNESS_HEADER
-from extproc.policy.warnings import warnings
-from extproc.telemetry import metrics as picker
+from extproc.reach.mesh_policy import ROLE_LABELS
+from extproc.reach.warnings import warnings
 from kv_indexer.telemetry import metrics as indexer
 from kvmesh.documents.document_kinds import MESH_KINDS
 from kvmesh.documents.pools import POOL_LABEL
+from operate.cli import build
 from tools.docs_site import DOCS
+from tools.policy_crd import policy_schema
 from tools.reference import commands, options
 
 TEXT = (DOCS / "start" / "coming-from.md").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from extproc.doctor.checks import CHECKS
+from operate.doctor.checks import CHECKS
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "doctor.md"
 

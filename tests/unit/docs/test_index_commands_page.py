@@ -1,4 +1,4 @@
-"""docs/reference/index-commands.md explains every kind of difference and every field that `--json` prints."""
+"""docs/reference/index-commands.md explains every kind of difference and every field that `-o json` prints."""
 
 import re
 from dataclasses import fields
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from extproc.local.index_lookup import EndpointHolding, LookupReport, PromptHolding
 from kv_indexer.inspect.index_audit import KINDS, Difference
 from kv_indexer.inspect.inspect_index import Cleared, SizeReport, SlotSize, SourceLine, SourcesReport
 from kv_indexer.inspect.verify_index import Audit
 from kvmesh.blocks.findings import Finding
+from operate.local.index_lookup import EndpointHolding, LookupReport, PromptHolding
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "index-commands.md"
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from extproc.cli import build
-from extproc.load.report import LoadReport
-from extproc.load.summary import ArmSummary
+from operate.cli import build
+from operate.load.summary import ArmSummary, LoadReport
 from tools.docs_site import DOCS, REPOSITORY
 
 GUIDE = (DOCS / "guides" / "load.md").read_text(encoding="utf-8")

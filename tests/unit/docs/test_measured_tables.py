@@ -27,17 +27,13 @@ SOURCES = {
     ("evidence/overload-benchmark.md", "| class | prompt tokens"): PLANNED,
     ("evidence/scaling.md", "| mix | a prompt"): PLANNED,
     ("explanation/queue.md", "| load | order"): "python -m tests.unit.extproc_admission.queue_world",
-    ("guides/operations.md", "| pods × blocks"): PLANNED,
-    ("guides/operations.md", "| pods, pools"): "python -m tests.integration.kv_fleet",
     ("guides/pools.md", "| 200 pools, 2,000 pods, 1,000 policies, one picker"): (
         "python -m tests.integration.picker_fleet"
     ),
+    ("guides/pools.md", "| 200 pools, 2,000 pods, one indexer"): "python -m tests.integration.kv_fleet",
     ("guides/priorities.md", "| `tolerance`"): PLANNED,
     ("reference/doctor.md", "| severity"): PLANNED,
     ("reference/live-feed.md", "| what | cost"): BY_HAND,
-    ("reference/redis.md", "| minute"): "bench/results/2026-11-21-index.json",
-    ("reference/redis.md", "| run | before"): "bench/results/2026-11-21-index.json",
-    ("reference/redis.md", "| way | client CPU ms: before"): "bench/results/2026-11-21-index.json",
 }
 
 

@@ -5,13 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from extproc.telemetry import metrics as picker
-from extproc.telemetry.extension_metrics import EXTENSION_METRICS
+from extproc.ledger import metrics as picker
 from kv_indexer.telemetry import metrics as indexer
 from kvmesh.metrics.metric import Metric, metrics_table
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+RULES = Path(__file__).parents[3] / "manifests" / "monitoring" / "prometheus" / "inference-extension.rules.yaml"
 EXTENSION = Path(__file__).parents[2] / "data" / "inference_extension_metrics.json"
 METRICS = [*picker.METRICS, *indexer.METRICS]
 
@@ -24,17 +25,19 @@ def test_the_table_is_what_is_declared(declared: object) -> None:
     assert len({metric.name for metric in metrics}) == len(metrics)
 
 
-def test_each_name_of_the_inference_extension_is_served_or_said_to_be_left_out() -> None:
+def test_each_name_of_the_inference_extension_is_derived_or_said_not_to_be() -> None:
     part = PAGE.partition("## Names of the inference extension")[2].partition("\n## ")[0]
-    served, left_out = (
+    derived, left_out = (
         [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
-        for table in part.split("These are left out")
+        for table in part.split("These cannot be derived")
     )
-    assert served == [metric.name for metric in EXTENSION_METRICS]
+    [group] = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    names = [re.sub(r"_(bucket|sum|count)$", "", rule["record"]) for rule in group["rules"]]
+    assert derived == list(dict.fromkeys(names))
     theirs = json.loads(EXTENSION.read_text(encoding="utf-8"))
     assert theirs["source"].partition("@v")[2] in part
-    assert {*served, *left_out} == {each["name"] for each in theirs["metrics"]}
-    assert len({*served, *left_out}) == len(served) + len(left_out)
+    assert {*derived, *left_out} == {each["name"] for each in theirs["metrics"]}
+    assert len({*derived, *left_out}) == len(derived) + len(left_out)
     instead = set(re.findall(r"`(kvmesh_\w+)`", part))
     assert instead <= {metric.name for metric in METRICS}
 

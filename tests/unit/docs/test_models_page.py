@@ -5,9 +5,9 @@ from pathlib import Path
 
 import yaml
 
+from extproc.answers.realised import REMEDIES
 from extproc.policy.inference_policy import read_policy_file
 from extproc.policy.merged_policy import pick_policy
-from extproc.responses.realised import REMEDIES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "models.md").read_text()
 

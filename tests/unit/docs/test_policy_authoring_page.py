@@ -6,12 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from extproc.policy.check_sources import Source, check_sources
-from extproc.policy.check_view import check_lines
-from extproc.policy.view import resources_of
-from extproc.replay_log.finding_view import COLUMNS
-from extproc.replay_log.question import PARTS
-from tests.unit.extproc_policy.mesh_documents import Mesh, inference_pool, pod
+from extproc.reach.view import resources_of
+from operate.policy.check import Source, check_lines, check_sources
+from tests.unit.extproc_reach.mesh_documents import Mesh, inference_pool, pod
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "guides" / "policy-authoring.md").read_text(encoding="utf-8")
@@ -41,12 +38,3 @@ def test_remarks_are_printed_as_the_page_shows_them() -> None:
         )
         shown = "".join(f"{line}\n" for line in check_lines(found) if given is texts or " note " in line)
         assert shown in BLOCKS, shown
-
-
-def test_every_column_and_every_part_of_a_pod_is_explained() -> None:
-    for column in COLUMNS[3:]:
-        assert f"`{column}`" in PAGE, column
-    shown = re.findall(
-        r"([a-z-]+)=", PAGE.partition("`--pod`:")[0].partition("| `--pods`, `--pod` |")[2].split("\n")[0]
-    )
-    assert set(shown) <= set(PARTS)

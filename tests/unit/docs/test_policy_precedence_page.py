@@ -8,11 +8,11 @@ import yaml
 from rich.console import Console
 
 from extproc.policy.merge import Level
-from extproc.policy.mesh_policy import MeshPolicy
-from extproc.policy.status import TYPES
-from extproc.policy.view import render
+from extproc.reach.mesh_policy import MeshPolicy
+from extproc.reach.status import TYPES
+from extproc.reach.view import render
 from kvmesh.documents.documents import Snapshot
-from tests.unit.extproc_policy.mesh_documents import inference_pool, pod
+from tests.unit.extproc_reach.mesh_documents import inference_pool, pod
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "policy-precedence.md").read_text(encoding="utf-8")
 

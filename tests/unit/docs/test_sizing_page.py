@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from extproc.install.workloads import HEADROOM
 from kvmesh.redis.keys import MAX_SLOTS
+from operate.install.workloads import HEADROOM
 from tools.docs_site import DOCS, REPOSITORY
 from tools.sizing import (
     BUSY,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from extproc.admission.fair_order import Ticket
-from extproc.policy.priority import Order, PriorityPolicy
+from extproc.policy.request_class import PriorityPolicy
 
 IN_ORDER, IN_TURN = 4, 2  # groups that may find no room in one wake
 
@@ -35,8 +35,10 @@ class PoolState:
 
 
 class Model:
-    def __init__(self, policy: PriorityPolicy) -> None:
+    def __init__(self, policy: PriorityPolicy, *, quantum_tokens: int, age_seconds: float) -> None:
         self.overload = policy.overload
+        self.quantum_tokens = quantum_tokens
+        self.age_seconds = age_seconds
         self.waiting: list[Ticket] = []
         self.pools: dict[str, PoolState] = {}
 
@@ -53,9 +55,9 @@ class Model:
 
     def victim(self, new: Ticket) -> Ticket | str | None:
         """Who gives way: a ticket, None for nobody, "full" where the newcomer finds no place."""
-        own = [each for each in self.waiting if each.class_name == new.class_name]
-        mine = sum(1 for each in own if each.tenant == new.tenant)
-        if len(own) >= new.priority_class.queue_requests:
+        own = self.alike(new)
+        mine = self.of_tenant(own, new.tenant)
+        if sum(each.class_name == new.class_name for each in self.waiting) >= new.priority_class.queue_requests:
             most = max((self.of_tenant(own, each.tenant) for each in own), default=0)
             if not new.priority_class.sheddable:
                 return "oldest" if own else "full"
@@ -66,22 +68,30 @@ class Model:
             return "oldest"
         return "total"
 
+    def alike(self, one: Ticket) -> list[Ticket]:
+        """Those of its class that are as sheddable."""
+        sheddable = one.priority_class.sheddable
+        return [
+            each
+            for each in self.waiting
+            if each.class_name == one.class_name and each.priority_class.sheddable == sheddable
+        ]
+
     def of_tenant(self, tickets: list[Ticket], tenant: str) -> int:
         return sum(1 for each in tickets if each.tenant == tenant)
 
     def may_give_way(self, victim: Ticket, new: Ticket, *, why: str) -> bool:
         """Whether this is one whom the rules let give way (several tenants may have equally many)."""
         if why == "oldest":
-            return victim is next(each for each in self.waiting if each.class_name == new.class_name)
+            return victim is self.alike(new)[0]
         asked, given = new.priority_class, victim.priority_class
-        rank = {name: self.most(name) for name in {each.class_name for each in self.waiting}}
-        own = [each for each in self.waiting if each.class_name == victim.class_name]
+        own, most = self.alike(victim), self.most(victim)
         is_newest = max(e.sequence for e in own if e.tenant == victim.tenant) == victim.sequence
-        has_most = self.of_tenant(own, victim.tenant) == rank[victim.class_name]
-        mine = self.of_tenant([e for e in self.waiting if e.class_name == new.class_name], new.tenant)
+        has_most = self.of_tenant(own, victim.tenant) == most
+        mine = self.of_tenant(self.alike(new), new.tenant)
         allowed = given.sheddable and (
             (why == "total" and given.priority < asked.priority)
-            or (given.priority == asked.priority and asked.sheddable and rank[victim.class_name] > mine + 1)
+            or (given.priority == asked.priority and asked.sheddable and most > mine + 1)
         )
         if why == "class":
             return is_newest and has_most and allowed and victim.class_name == new.class_name
@@ -89,7 +99,7 @@ class Model:
         return is_newest and has_most and allowed and given.priority == lowest
 
     def can_displace(self, new: Ticket) -> bool:
-        mine = self.of_tenant([e for e in self.waiting if e.class_name == new.class_name], new.tenant)
+        mine = self.of_tenant(self.alike(new), new.tenant)
         return any(
             each.priority_class.sheddable
             and (
@@ -97,14 +107,14 @@ class Model:
                 or (
                     each.priority_class.priority == new.priority_class.priority
                     and new.priority_class.sheddable
-                    and self.most(each.class_name) > mine + 1
+                    and self.most(each) > mine + 1
                 )
             )
             for each in self.waiting
         )
 
-    def most(self, class_name: str) -> int:
-        own = [each for each in self.waiting if each.class_name == class_name]
+    def most(self, one: Ticket) -> int:
+        own = self.alike(one)
         return max((self.of_tenant(own, each.tenant) for each in own), default=0)
 
     # coming and leaving
@@ -151,9 +161,7 @@ class Model:
         firsts = []
         for name in {each.class_name for each in tickets}:
             own = [each for each in tickets if each.class_name == name]
-            by_age = own[0].priority_class.order is Order.FIRST_COME
-            age = 0.0 if by_age else self.overload.age_seconds
-            late_from = {e: e.arrived_at + min(age, 0.6 * (e.deadline - e.arrived_at)) for e in own}
+            late_from = {e: e.arrived_at + min(self.age_seconds, 0.6 * (e.deadline - e.arrived_at)) for e in own}
             late = [e for e in own if now >= late_from[e]]
             if late:
                 firsts.append(min(late, key=lambda e: (late_from[e], e.sequence)))
@@ -165,7 +173,7 @@ class Model:
         """The first round, one quantum each, in which it can afford this."""
         turn, deficit = account.visited, account.deficit
         while deficit < cost:
-            turn, deficit = turn + 1, deficit + self.overload.quantum_tokens
+            turn, deficit = turn + 1, deficit + self.quantum_tokens
         return turn
 
     def best(
@@ -250,13 +258,13 @@ class Model:
                 failures += 1
                 failed[found.group] = max(failed.get(found.group, -1.0), ceiling)
                 if by_floor:
-                    most = max(found.cost, self.overload.quantum_tokens)
+                    most = max(found.cost, self.quantum_tokens)
                     pool.most[found.class_name] = most
                     pool.saved[found.class_name] = min(pool.saved[found.class_name], most)
         return tried
 
     def charge(self, gone: Ticket) -> None:
-        pool, priority, quantum = self.pools[gone.pool], gone.priority_class.priority, self.overload.quantum_tokens
+        pool, priority, quantum = self.pools[gone.pool], gone.priority_class.priority, self.quantum_tokens
         band = pool.bands[priority]
         account = band.accounts[gone.tenant]
         turn = max(band.round, self.turn(account, gone.cost))

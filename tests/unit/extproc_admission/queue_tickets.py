@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 
 from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue
-from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass, PriorityPolicy
+from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass
+from extproc.policy.request_class import PriorityPolicy
 
 
 def policy(

@@ -8,7 +8,8 @@ from statistics import mean, quantiles
 
 from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue
-from extproc.policy.priority import Order, OverloadPolicy, PriorityClass, PriorityPolicy
+from extproc.policy.priority import OverloadPolicy, PriorityClass
+from extproc.policy.request_class import PriorityPolicy
 
 PODS, TOKENS_PER_SECOND = 4, 8000.0
 
@@ -39,11 +40,11 @@ def prompts(*, load: float, seconds: float, seed: int) -> list[tuple[float, int]
     return arrivals
 
 
-def play(arrivals: list[tuple[float, int]], *, order: Order, age_seconds: float) -> Waits:
-    """Every pod computes one prompt at a time; the queue says whose turn it is."""
-    classes = {"standard": PriorityClass(order=order, queue_requests=10**6)}
-    overload = OverloadPolicy(queue_requests=10**6, age_seconds=age_seconds)
-    queue = FlowQueue(PriorityPolicy(classes=classes, overload=overload))
+def play(arrivals: list[tuple[float, int]], *, age_seconds: float) -> Waits:
+    """Every pod computes one prompt at a time, in the queue's order (age bound 0: first come, first served)."""
+    classes = {"standard": PriorityClass(queue_requests=10**6)}
+    policy = PriorityPolicy(classes=classes, overload=OverloadPolicy(queue_requests=10**6))
+    queue = FlowQueue(policy, age_seconds=age_seconds)
     events: list[tuple[float, int, int]] = [(at, number, tokens) for number, (at, tokens) in enumerate(arrivals)]
     heapq.heapify(events)
     free, waits = PODS, []
@@ -85,14 +86,14 @@ def play(arrivals: list[tuple[float, int]], *, order: Order, age_seconds: float)
 
 def main() -> None:
     for load, seconds in ((0.8, 120.0), (1.0, 120.0), (1.2, 60.0), (1.5, 60.0)):
-        for name, order, age in (
-            ("first come", Order.FIRST_COME, 5.0),
-            ("least work, 5 s", Order.SHORTEST_WORK, 5.0),
-            ("least work, 15 s", Order.SHORTEST_WORK, 15.0),
-            ("least work, 30 s", Order.SHORTEST_WORK, 30.0),
-            ("least work, never late", Order.SHORTEST_WORK, 1e9),
+        for name, age in (
+            ("first come", 0.0),
+            ("least work, 5 s", 5.0),
+            ("least work, 15 s", 15.0),
+            ("least work, 30 s", 30.0),
+            ("least work, never late", 1e9),
         ):
-            runs = [play(prompts(load=load, seconds=seconds, seed=s), order=order, age_seconds=age) for s in range(5)]
+            runs = [play(prompts(load=load, seconds=seconds, seed=s), age_seconds=age) for s in range(5)]
             cells = (
                 mean(getattr(each, field) for each in runs)
                 for field in ("mean", "p50", "p95", "p99", "longest", "in_time")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from extproc.admission.admission_queue import AdmissionQueue, DisplacedError, Outcome, QueueTimeoutError
 from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
-from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityPolicy
+from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy
+from extproc.policy.request_class import PriorityPolicy
 from tests.unit.extproc_admission.queue_tickets import ticket
 from tests.unit.extproc_admission.virtual_time import now, play, turns
 
@@ -46,9 +47,8 @@ class World:
         self.places = places
         self.used = [0 for _ in places]
         self.ends: Counter[Outcome] = Counter()
-        self.queue = AdmissionQueue(
-            FlowQueue(PriorityPolicy(classes=DEFAULT_CLASSES, overload=overload)), clock=now, telemetry=self
-        )
+        order = FlowQueue(PriorityPolicy(classes=DEFAULT_CLASSES, overload=overload), quantum_tokens=500)
+        self.queue = AdmissionQueue(order, clock=now, telemetry=self)
 
     def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
         assert seconds >= 0.0
@@ -84,10 +84,22 @@ class World:
             at=now(),
             wait=client.waits,
         )
+        booked: list[int] = []
+
+        def attempt(_: float, ceiling: float) -> int | None:
+            pod = self.book(asked, client, ceiling)
+            if pod is not None:
+                booked.append(pod)
+            return pod
+
         try:
-            pod = await self.queue.enter(asked, lambda _, ceiling: self.book(asked, client, ceiling), undo=self.release)
+            pod = await self.queue.enter(asked, attempt)
         except (QueueTimeoutError, DisplacedError, QueueFullError, ZeroDivisionError) as error:
             return type(error).__name__
+        except asyncio.CancelledError:
+            for pod in booked:  # in the same turn
+                self.release(pod)
+            raise
         finally:
             assert asked not in self.queue._waiting
             assert now() - asked.arrived_at <= client.waits + 0.003
@@ -146,7 +158,7 @@ async def run(arrivals: list[Client], world: World) -> list[str]:
 def test_every_request_ends_once_in_its_time_and_every_place_is_given_back(
     arrivals: list[Client], places: list[int], waiting: int
 ) -> None:
-    world = World(places, OverloadPolicy(queue_requests=waiting, quantum_tokens=500))
+    world = World(places, OverloadPolicy(queue_requests=waiting))
     ends = play(run(arrivals, world))
     assert len(ends) == len(arrivals)
     assert world.used == [0 for _ in places]

@@ -16,18 +16,9 @@ from extproc.admission.classify import (
 )
 from extproc.ext_proc.answers import CLAIM_SEPARATOR
 from extproc.ext_proc.exchange import RequestFacts
-from extproc.models.model_rules import resolve
-from extproc.models.models import ModelRule, ModelTable, ModelTarget, ServedModel
-from extproc.policy.priority import (
-    DEFAULT_CLASSES,
-    ClassRule,
-    DegradationStep,
-    PriorityClass,
-    PriorityPolicy,
-    Quota,
-    StepKind,
-)
-from extproc.policy.request_class import IgnoredObjective, RequestClass
+from extproc.models.models import ModelRule, ModelTable, ModelTarget, ServedModel, resolve
+from extproc.policy.priority import DEFAULT_CLASSES, ClassRule, DegradationStep, PriorityClass, Quota, StepKind
+from extproc.policy.request_class import IgnoredObjective, PriorityPolicy, RequestClass
 
 CLASSES = {
     **DEFAULT_CLASSES,

@@ -17,7 +17,8 @@ from extproc.admission.degradation import (
     took,
     words_of,
 )
-from extproc.policy.priority import DegradationStep, PriorityClass, PriorityPolicy, StepKind
+from extproc.policy.priority import DegradationStep, PriorityClass, StepKind
+from extproc.policy.request_class import PriorityPolicy
 from extproc.requests.request import ApiKind, InferenceRequest, TextPrompt, TokenPrompt
 
 CAP = DegradationStep(step=StepKind.CAP_OUTPUT, enter=1.0, leave=0.7, tokens=200)
@@ -33,7 +34,9 @@ def degradation(*steps: DegradationStep, seen: list[StepChange] | None = None) -
 def test_a_step_is_entered_at_its_pressure_and_left_below_its_own_lower_one() -> None:
     subject = degradation(*STEPS)
     pressures = [0.9, 1.0, 0.8, 1.5, 1.3, 0.69, 1.3]
-    assert [subject.steps("batch", pressure=pressure, now=10.0 * i) for i, pressure in enumerate(pressures)] == [
+    assert [
+        subject.measures("batch", pressure=pressure, now=10.0 * i).steps for i, pressure in enumerate(pressures)
+    ] == [
         (),
         (CAP,),
         (CAP,),
@@ -46,8 +49,8 @@ def test_a_step_is_entered_at_its_pressure_and_left_below_its_own_lower_one() ->
 
 def test_a_step_lasts_its_least_seconds_whatever_the_pressure() -> None:
     subject = degradation(*STEPS)
-    subject.steps("batch", pressure=2.0, now=0.0)
-    assert [subject.steps("batch", pressure=0.0, now=now) for now in (1.0, 4.9, 5.0, 9.9, 10.0)] == [
+    subject.measures("batch", pressure=2.0, now=0.0)
+    assert [subject.measures("batch", pressure=0.0, now=now).steps for now in (1.0, 4.9, 5.0, 9.9, 10.0)] == [
         (CAP, LIMIT),
         (CAP, LIMIT),
         (LIMIT,),
@@ -58,9 +61,9 @@ def test_a_step_lasts_its_least_seconds_whatever_the_pressure() -> None:
 
 def test_classes_and_pools_stand_by_themselves() -> None:
     subject = degradation(CAP)
-    assert subject.steps("batch", pressure=2.0, now=0.0, pool="a") == (CAP,)
-    assert subject.steps("batch", pressure=0.8, now=0.0, pool="b") == ()
-    assert subject.steps("batch", pressure=0.8, now=0.0, pool="a") == (CAP,)
+    assert subject.measures("batch", pressure=2.0, now=0.0, pool="a").steps == (CAP,)
+    assert subject.measures("batch", pressure=0.8, now=0.0, pool="b").steps == ()
+    assert subject.measures("batch", pressure=0.8, now=0.0, pool="a").steps == (CAP,)
     assert subject.measures("chat", pressure=9.0, now=0.0, pool="a") is NO_MEASURES
     assert subject.measures("unheard-of", pressure=9.0, now=0.0) is NO_MEASURES
 
@@ -76,9 +79,9 @@ def test_where_no_step_is_in_force_the_constant_is_returned() -> None:
 def test_a_step_that_nobody_asked_for_in_a_while_needs_its_entering_pressure_again() -> None:
     asked_again = [degradation(CAP), degradation(CAP)]
     for subject in asked_again:
-        subject.steps("batch", pressure=1.0, now=0.0)
+        subject.measures("batch", pressure=1.0, now=0.0)
     assert [
-        subject.steps("batch", pressure=0.8, now=now)
+        subject.measures("batch", pressure=0.8, now=now).steps
         for subject, now in zip(asked_again, (REMEMBERED_SECONDS, REMEMBERED_SECONDS + 1), strict=True)
     ] == [(CAP,), ()]
 
@@ -86,7 +89,7 @@ def test_a_step_that_nobody_asked_for_in_a_while_needs_its_entering_pressure_aga
 def test_a_pressure_that_is_no_number_changes_nothing_and_an_endless_one_enters() -> None:
     subject = degradation(CAP)
     nan, infinite = float("nan"), float("inf")
-    steps = [subject.steps("batch", pressure=pressure, now=10.0) for pressure in (nan, infinite, nan)]
+    steps = [subject.measures("batch", pressure=pressure, now=10.0).steps for pressure in (nan, infinite, nan)]
     assert steps == [(), (CAP,), (CAP,)]
 
 
@@ -94,7 +97,7 @@ def test_every_change_is_told_once_with_its_pressure() -> None:
     seen: list[StepChange] = []
     subject = degradation(*STEPS, seen=seen)
     for now, pressure in ((0.0, 1.6), (1.0, 1.6), (20.0, 1.0), (30.0, 0.5)):
-        subject.steps("batch", pressure=pressure, now=now, pool="m")
+        subject.measures("batch", pressure=pressure, now=now, pool="m")
     assert [(change.step, change.entered, change.pressure) for change in seen] == [
         (CAP, True, 1.6),
         (LIMIT, True, 1.6),
@@ -106,9 +109,9 @@ def test_every_change_is_told_once_with_its_pressure() -> None:
 
 def test_pages_see_what_is_in_force_and_was_asked_for_lately() -> None:
     subject = degradation(*STEPS)
-    subject.steps("batch", pressure=1.1, now=0.0, pool="b")
-    subject.steps("batch", pressure=0.9, now=50.0, pool="b")
-    subject.steps("batch", pressure=1.2, now=3.0, pool="a")
+    subject.measures("batch", pressure=1.1, now=0.0, pool="b")
+    subject.measures("batch", pressure=0.9, now=50.0, pool="b")
+    subject.measures("batch", pressure=1.2, now=3.0, pool="a")
     expected = [
         StepInForce(class_name="batch", pool="a", step=CAP, since=3.0, pressure=1.2),
         StepInForce(class_name="batch", pool="b", step=CAP, since=0.0, pressure=0.9),
@@ -119,11 +122,11 @@ def test_pages_see_what_is_in_force_and_was_asked_for_lately() -> None:
 def test_pools_beyond_the_limit_share_one_and_forgotten_ones_make_room() -> None:
     subject = degradation(CAP)
     for i in range(MAX_POOLS):
-        subject.steps("batch", pressure=1.0, now=0.0, pool=f"m{i}")
-    assert subject.steps("batch", pressure=1.0, now=1.0, pool="one more") == (CAP,)
+        subject.measures("batch", pressure=1.0, now=0.0, pool=f"m{i}")
+    assert subject.measures("batch", pressure=1.0, now=1.0, pool="one more").steps == (CAP,)
     assert {step.pool for step in subject.in_force(now=1.0) if not step.pool.startswith("m")} == {""}
     later = REMEMBERED_SECONDS + 2
-    assert subject.steps("batch", pressure=1.0, now=later, pool="another") == (CAP,)
+    assert subject.measures("batch", pressure=1.0, now=later, pool="another").steps == (CAP,)
     assert [step.pool for step in subject.in_force(now=later)] == ["another"]
 
 
@@ -139,7 +142,7 @@ def test_whatever_the_pressure_does_a_step_neither_ends_early_nor_stays_behind(
     for seconds, pressure in asked:
         now += seconds
         seen.clear()
-        steps = subject.steps("batch", pressure=pressure, now=now)
+        steps = subject.measures("batch", pressure=pressure, now=now).steps
         for change in seen:
             if change.entered:
                 assert pressure >= change.step.enter

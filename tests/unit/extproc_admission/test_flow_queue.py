@@ -4,7 +4,7 @@ import pytest
 
 from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
-from extproc.policy.priority import DEFAULT_CLASSES, Order, OverloadPolicy, PriorityClass
+from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass
 from tests.unit.extproc_admission.queue_tickets import policy, send, send_one, ticket
 
 
@@ -26,7 +26,7 @@ def test_a_higher_priority_goes_first_however_late_it_came_and_however_large_it_
 
 
 def test_of_one_tenant_the_least_work_goes_first_until_one_has_waited_too_long() -> None:
-    queue = FlowQueue(policy(OverloadPolicy(age_seconds=5.0)))
+    queue = FlowQueue(policy(), age_seconds=5.0)
     long, short, middle = pushed(queue, ticket(tokens=900), ticket(tokens=10, at=1.0), ticket(tokens=50, at=2.0))
     assert send_one(queue, now=4.9) is short
     assert send_one(queue, now=5.0) is long
@@ -34,7 +34,7 @@ def test_of_one_tenant_the_least_work_goes_first_until_one_has_waited_too_long()
 
 
 def test_the_age_bound_is_soon_enough_to_go_before_the_time_in_the_queue_is_over() -> None:
-    queue = FlowQueue(policy(OverloadPolicy(age_seconds=5.0)))
+    queue = FlowQueue(policy(), age_seconds=5.0)
     patient, hasty, short = pushed(
         queue, ticket(tokens=900), ticket(tokens=800, at=1.0, wait=5.0), ticket(tokens=10, at=3.0)
     )
@@ -44,17 +44,8 @@ def test_the_age_bound_is_soon_enough_to_go_before_the_time_in_the_queue_is_over
     assert send_one(queue, now=5.0) is patient
 
 
-def test_first_come_is_first_served_where_the_class_says_so() -> None:
-    classes = {**DEFAULT_CLASSES, "standard": PriorityClass(order=Order.FIRST_COME)}
-    queue = FlowQueue(policy(classes=classes))
-    long = ticket(tokens=900, classes=classes)
-    short = ticket(tokens=1, at=1.0, classes=classes)
-    pushed(queue, short, long)
-    assert send(queue, now=1.0) == [long, short]
-
-
 def test_tenants_take_turns_by_tokens_and_not_by_requests() -> None:
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=100)))
+    queue = FlowQueue(policy(), quantum_tokens=100)
     pushed(queue, *(ticket(tenant="short", tokens=50) for _ in range(8)))
     pushed(queue, *(ticket(tenant="long", tokens=200) for _ in range(2)))
     # two rounds of 100 tokens bring one of the long ones and four of the short ones
@@ -63,7 +54,7 @@ def test_tenants_take_turns_by_tokens_and_not_by_requests() -> None:
 
 
 def test_a_tenant_that_floods_does_not_delay_the_first_request_of_another() -> None:
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=100)))
+    queue = FlowQueue(policy(), quantum_tokens=100)
     pushed(queue, *(ticket(tenant="flood", tokens=100) for _ in range(500)))
     assert [send_one(queue).tenant for _ in range(3)] == ["flood"] * 3
     other = ticket(tenant="other", tokens=100)
@@ -72,7 +63,7 @@ def test_a_tenant_that_floods_does_not_delay_the_first_request_of_another() -> N
 
 
 def test_ever_new_tenants_do_not_starve_one_that_waits() -> None:
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=100)))
+    queue = FlowQueue(policy(), quantum_tokens=100)
     patient = ticket(tenant="patient", tokens=1000)
     queue.push(patient)
     queue.push(ticket(tenant="new -1"))
@@ -84,13 +75,13 @@ def test_ever_new_tenants_do_not_starve_one_that_waits() -> None:
 
 
 def test_one_large_request_goes_at_once_where_nobody_else_waits() -> None:
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=1)))
+    queue = FlowQueue(policy(), quantum_tokens=1)
     (large,) = pushed(queue, ticket(tokens=1_000_000))
     assert send(queue) == [large]
 
 
 def test_a_tenant_that_found_no_room_has_not_saved_its_turns_up() -> None:
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=100)))
+    queue = FlowQueue(policy(), quantum_tokens=100)
     pushed(queue, *(ticket(tenant="pinned", tokens=100, group="full") for _ in range(100)))
     pushed(queue, *(ticket(tenant="free", tokens=100) for _ in range(100)))
     assert len(send(queue, has_room=lambda each: each.group == "" and each.sequence <= 150)) == 50
@@ -99,7 +90,7 @@ def test_a_tenant_that_found_no_room_has_not_saved_its_turns_up() -> None:
 
 
 def test_what_a_turn_leaves_over_counts_for_the_next() -> None:
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=100)))
+    queue = FlowQueue(policy(), quantum_tokens=100)
     pushed(queue, *(ticket(tenant="odd", tokens=110) for _ in range(40)))
     pushed(queue, *(ticket(tenant="even", tokens=100) for _ in range(40)))
     went = [send_one(queue) for _ in range(40)]
@@ -108,7 +99,7 @@ def test_what_a_turn_leaves_over_counts_for_the_next() -> None:
 
 
 def test_a_request_that_grows_late_takes_its_tenant_s_turn_and_not_that_of_another() -> None:
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=100, age_seconds=5.0)))
+    queue = FlowQueue(policy(), quantum_tokens=100, age_seconds=5.0)
     late = ticket(tenant="one", tokens=1000)
     pushed(queue, late, ticket(tenant="one", tokens=10, at=1.0))
     pushed(queue, *(ticket(tenant="other", tokens=100, at=1.0) for _ in range(20)))
@@ -122,7 +113,7 @@ def test_turns_by_a_floor_put_no_newcomer_behind_the_tenants_that_had_none() -> 
         "kept": PriorityClass(reserved_share=0.5),
         "plain": PriorityClass(),
     }
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=100), classes))
+    queue = FlowQueue(policy(classes=classes), quantum_tokens=100)
     pushed(queue, *(ticket("plain", tenant="old", classes=classes) for _ in range(60)))
     kept = pushed(queue, *(ticket("kept", tenant="kept", classes=classes) for _ in range(60)))
     high = pushed(queue, *(ticket("high", classes=classes) for _ in range(60)))
@@ -140,7 +131,7 @@ def test_a_class_that_found_no_room_saves_as_before_once_it_has_gone() -> None:
         "standard": PriorityClass(),
         "sheddable": PriorityClass(priority=-100, reserved_share=0.5, ceiling=0.5),
     }
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=10), classes))
+    queue = FlowQueue(policy(classes=classes), quantum_tokens=10)
     pushed(queue, *(ticket("critical", tokens=100, classes=classes) for _ in range(40)))
     first = ticket("sheddable", tokens=10, classes=classes)
     pushed(queue, first, *(ticket("sheddable", tokens=200, classes=classes) for _ in range(3)))
@@ -155,7 +146,7 @@ def test_a_large_request_of_a_class_below_its_floor_goes_once_there_is_room_for_
         "critical": PriorityClass(priority=100),
         "sheddable": PriorityClass(priority=-100, reserved_share=0.5, ceiling=0.5),
     }
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=10), classes))
+    queue = FlowQueue(policy(classes=classes), quantum_tokens=10)
     large = ticket("sheddable", tokens=200, classes=classes)
     pushed(queue, large, *(ticket("critical", tokens=100, classes=classes) for _ in range(40)))
     for _ in range(4):
@@ -176,17 +167,14 @@ def test_what_a_class_sends_in_its_own_turn_is_not_held_against_it() -> None:
 
 
 def test_of_two_classes_of_one_priority_a_tenant_s_longest_waiting_head_goes_first() -> None:
-    classes = {
-        "work": PriorityClass(order=Order.SHORTEST_WORK),
-        "turn": PriorityClass(order=Order.FIRST_COME),
-    }
+    classes = {"one": PriorityClass(), "other": PriorityClass()}
     queue = FlowQueue(policy(classes=classes))
     late, long, short, early = pushed(
         queue,
-        ticket("turn", tokens=1, at=3.0, classes=classes),
-        ticket("work", tokens=9, at=0.0, classes=classes),
-        ticket("work", tokens=1, at=2.0, classes=classes),
-        ticket("turn", tokens=9, at=1.0, classes=classes),
+        ticket("other", tokens=9, at=3.0, classes=classes),
+        ticket("one", tokens=9, at=0.0, classes=classes),
+        ticket("one", tokens=1, at=2.0, classes=classes),
+        ticket("other", tokens=1, at=1.0, classes=classes),
     )
     assert send(queue, now=3.0) == [early, short, long, late]
 
@@ -220,7 +208,7 @@ def test_nothing_is_saved_while_nothing_waits() -> None:
 
 def test_a_class_whose_turn_found_no_room_does_not_make_up_for_it_later() -> None:
     classes = {**DEFAULT_CLASSES, "sheddable": PriorityClass(priority=-100, reserved_share=0.5, ceiling=0.5)}
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=100), classes=classes))
+    queue = FlowQueue(policy(classes=classes), quantum_tokens=100)
     pushed(queue, *(ticket("critical", tokens=100, classes=classes) for _ in range(40)))
     pushed(queue, *(ticket("sheddable", tokens=10, group="full", classes=classes) for _ in range(100)))
     assert len(send(queue, has_room=lambda each: each.class_name == "critical" and each.sequence <= 30)) == 30
@@ -349,6 +337,23 @@ def test_in_a_class_that_may_not_be_refused_the_oldest_makes_room_for_a_newcomer
     assert list(queue) == [third, fourth, fifth]
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize(("of_class", "of_all"), [(2, 100), (100, 2)])
+def test_requests_for_room_and_for_a_first_pod_give_way_each_by_its_own_rule(
+    is_first: bool, of_class: int, of_all: int
+) -> None:
+    classes = {"standard": PriorityClass(queue_requests=of_class), "critical": PriorityClass(priority=100)}
+    queue = FlowQueue(policy(OverloadPolicy(queue_requests=of_all), classes=classes))
+    for_room, for_pod = ticket(classes=classes), ticket(classes=classes)
+    for_pod.gives_way = True
+    pushed(queue, *((for_pod, for_room) if is_first else (for_room, for_pod)))
+    assert queue.sizes["standard"] == 2
+    if of_all == 2:
+        assert queue.push(ticket("critical", classes=classes)) == (for_pod,)
+    else:
+        assert queue.push(ticket(classes=classes)) == (for_room,)
+
+
 def test_a_floor_turn_is_tried_with_the_highest_ceiling_of_those_that_wait_or_have_passed() -> None:
     classes = {
         "critical": PriorityClass(priority=100),
@@ -424,7 +429,7 @@ def test_a_ticket_waits_once_at_a_time_and_may_come_again() -> None:
 
 
 def test_what_is_ahead_of_a_newcomer_is_what_goes_before_its_turn() -> None:
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=100)))
+    queue = FlowQueue(policy(), quantum_tokens=100)
     pushed(queue, *(ticket(tenant="flood", tokens=50) for _ in range(200)), ticket("critical", tokens=30))
     assert queue.ahead("m", 0) == (10_030, 201)
     assert queue.ahead("m", 0, "flood", 50) == (10_030, 201)
@@ -438,7 +443,7 @@ def test_what_is_ahead_of_a_newcomer_is_what_goes_before_its_turn() -> None:
 
 def test_beyond_a_bound_tenants_share_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("extproc.admission.flow_queue.MOST_TENANTS", 2)
-    queue = FlowQueue(policy(OverloadPolicy(quantum_tokens=100)))
+    queue = FlowQueue(policy(), quantum_tokens=100)
     pushed(queue, *(ticket(tenant=f"{number}") for number in range(10)), *(ticket(tenant="0") for _ in range(3)))
     order = [each.tenant for each in send(queue)]
     assert order[:3] == ["0", "1", "2"]

@@ -6,17 +6,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec import structs
 
 from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
-from extproc.policy.priority import Order, OverloadPolicy, PriorityClass, PriorityPolicy
+from extproc.policy.priority import OverloadPolicy, PriorityClass
+from extproc.policy.request_class import PriorityPolicy
 from tests.unit.extproc_admission.queue_model import Model
 from tests.unit.extproc_admission.queue_tickets import ticket
 
 CLASSES = {
     "high": PriorityClass(priority=10, queue_requests=12),
     "mid": PriorityClass(priority=0, reserved_share=0.25, queue_requests=12),
-    "mid-in-turn": PriorityClass(priority=0, order=Order.FIRST_COME, ceiling=0.9, queue_requests=12),
+    "mid-plain": PriorityClass(priority=0, ceiling=0.9, queue_requests=12),
     "mid-sheddable": PriorityClass(priority=0, sheddable=True, reserved_share=0.125, queue_requests=5),
     "low": PriorityClass(priority=-10, sheddable=True, reserved_share=0.125, ceiling=0.8, queue_requests=8),
     "lowest": PriorityClass(priority=-20, sheddable=True, ceiling=0.8, queue_requests=8),
@@ -27,9 +29,10 @@ GROUPS = ("", "g", "h", "i", "j", "k", "l", "n")
 class Machine(RuleBasedStateMachine):
     @initialize(places=st.sampled_from([6, 15, 40]), quantum=st.sampled_from([1, 64, 500]))
     def start(self, places: int, quantum: int) -> None:
-        overload = OverloadPolicy(queue_requests=places, quantum_tokens=quantum, age_seconds=5.0)
-        policy = PriorityPolicy(classes=CLASSES, overload=overload)
-        self.queue, self.model, self.now = FlowQueue(policy), Model(policy), 0.0
+        policy = PriorityPolicy(classes=CLASSES, overload=OverloadPolicy(queue_requests=places))
+        self.queue = FlowQueue(policy, quantum_tokens=quantum, age_seconds=5.0)
+        self.model = Model(policy, quantum_tokens=quantum, age_seconds=5.0)
+        self.now = 0.0
 
     @rule(
         class_name=st.sampled_from(sorted(CLASSES)),
@@ -39,9 +42,18 @@ class Machine(RuleBasedStateMachine):
         group=st.sampled_from(GROUPS),
         before=st.sampled_from([0.0, 0.5, 4.0]),
         wait=st.sampled_from([1.0, 10.0, 60.0]),
+        gives_way=st.sampled_from([False, False, False, True]),
     )
     def push(
-        self, class_name: str, tenant: str, tokens: int, pool: str, group: str, before: float, wait: float
+        self,
+        class_name: str,
+        tenant: str,
+        tokens: int,
+        pool: str,
+        group: str,
+        before: float,
+        wait: float,
+        gives_way: bool,
     ) -> None:
         new = ticket(
             class_name,
@@ -53,6 +65,8 @@ class Machine(RuleBasedStateMachine):
             wait=wait,
             classes=CLASSES,
         )
+        if gives_way:
+            new.gives_way, new.priority_class = True, structs.replace(new.priority_class, sheddable=True)
         why = self.model.victim(new)
         try:
             displaced = self.queue.push(new)

@@ -6,21 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.admission.flow_queue import FlowQueue
-from extproc.policy.priority import Order, OverloadPolicy, PriorityClass, PriorityPolicy
+from extproc.policy.priority import OverloadPolicy, PriorityClass
+from extproc.policy.request_class import PriorityPolicy
 from tests.unit.extproc_admission.queue_tickets import send_one, ticket
 
 sizes = st.lists(st.integers(min_value=1, max_value=4000), min_size=1, max_size=12)
-orders = st.sampled_from(list(Order))
 few = settings(max_examples=25)
+ONE_CLASS = PriorityPolicy(
+    classes={"standard": PriorityClass(queue_requests=10**6)}, overload=OverloadPolicy(queue_requests=10**6)
+)
 
 
 @few
-@given(work=st.dictionaries(st.sampled_from("abcdef"), sizes, min_size=2), quantum=st.integers(1, 5000), order=orders)
-def test_tenants_that_always_have_work_waiting_get_the_same_tokens(
-    work: dict[str, list[int]], quantum: int, order: Order
-) -> None:
-    classes = {"standard": PriorityClass(order=order, queue_requests=10**6)}
-    queue = FlowQueue(PriorityPolicy(classes=classes, overload=OverloadPolicy(quantum_tokens=quantum)))
+@given(work=st.dictionaries(st.sampled_from("abcdef"), sizes, min_size=2), quantum=st.integers(1, 5000))
+def test_tenants_that_always_have_work_waiting_get_the_same_tokens(work: dict[str, list[int]], quantum: int) -> None:
+    classes = {"standard": PriorityClass(queue_requests=10**6)}
+    queue = FlowQueue(PriorityPolicy(classes=classes), quantum_tokens=quantum)
     turns = dict.fromkeys(work, 0)
 
     def come(tenant: str) -> None:
@@ -50,7 +51,7 @@ def test_a_tenant_that_sends_now_and_then_waits_no_longer_than_its_turn(
     floods: int, other: list[int], quantum: int
 ) -> None:
     """However much the other one has waiting: what goes before is bounded by the quantum and the own size."""
-    queue = FlowQueue(_one_class(quantum))
+    queue = FlowQueue(ONE_CLASS, quantum_tokens=quantum)
     for _ in range(20):
         queue.push(ticket(tenant="flood", tokens=floods))
     for tokens in other:
@@ -79,7 +80,7 @@ def test_each_class_that_waits_gets_at_least_its_share_and_lower_ones_no_more(
         f"{rank}": PriorityClass(priority=-rank, reserved_share=share, queue_requests=10**6)
         for rank, share in enumerate(shares)
     }
-    queue = FlowQueue(PriorityPolicy(classes=classes, overload=OverloadPolicy(quantum_tokens=quantum)))
+    queue = FlowQueue(PriorityPolicy(classes=classes), quantum_tokens=quantum)
     turns: Counter[str] = Counter()
 
     def come(name: str) -> None:
@@ -108,7 +109,7 @@ def test_each_class_that_waits_gets_at_least_its_share_and_lower_ones_no_more(
 def test_with_ever_shorter_work_coming_nobody_waits_much_beyond_the_age_bound(
     tokens: int, quantum: int, newcomers: list[int]
 ) -> None:
-    queue = FlowQueue(_one_class(quantum, age_seconds=5.0))
+    queue = FlowQueue(ONE_CLASS, quantum_tokens=quantum, age_seconds=5.0)
     patient = ticket(tokens=tokens)
     queue.push(patient)
     for number in range(100):
@@ -118,10 +119,3 @@ def test_with_ever_shorter_work_coming_nobody_waits_much_beyond_the_age_bound(
         if send_one(queue, now=now) is patient:
             break
     assert now <= 5.0 + 1e-9
-
-
-def _one_class(quantum: int, *, age_seconds: float = 5.0) -> PriorityPolicy:
-    return PriorityPolicy(
-        classes={"standard": PriorityClass(queue_requests=10**6)},
-        overload=OverloadPolicy(quantum_tokens=quantum, age_seconds=age_seconds, queue_requests=10**6),
-    )

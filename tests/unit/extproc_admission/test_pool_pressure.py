@@ -9,8 +9,8 @@ from extproc.admission.pool_pressure import MOST_SHEDDING, Expectation, PoolPres
 from extproc.admission.pressure_memory import FIRST
 from extproc.errors import RequestShedError
 from extproc.pods.latency_estimate import LatencyEstimates
-from extproc.policy.priority import DEFAULT_CLASSES, PriorityClass, PriorityPolicy
-from extproc.policy.request_class import RequestClass
+from extproc.policy.priority import DEFAULT_CLASSES, PriorityClass
+from extproc.policy.request_class import PriorityPolicy, RequestClass
 
 
 class NobodyWaits:
@@ -22,11 +22,9 @@ class NobodyWaits:
 
 
 def pressure(**changes: Any) -> PoolPressure:
-    policy = PriorityPolicy()
     return PoolPressure(
-        policy=policy,
         estimates=LatencyEstimates(),
-        degradation=Degradation(policy),
+        degradation=Degradation(PriorityPolicy()),
         waiting=NobodyWaits(),
         clock=lambda: 0.0,
         random=lambda: 0.0,
@@ -70,19 +68,9 @@ def test_invented_tenants_of_invented_models_are_remembered_no_more_than_so_many
 
 
 @pytest.mark.parametrize(
-    ("priority_class", "status"),
-    [
-        (PriorityClass(sheddable=True), 429),
-        (PriorityClass(sheddable=True, refusal_status=503), 503),
-        (PriorityClass(), 503),
-        (PriorityClass(refusal_status=429), 429),
-    ],
+    ("priority_class", "status"), [(PriorityClass(sheddable=True), 503), (PriorityClass(refusal_status=429), 429)]
 )
-def test_the_setting_is_for_sheddable_classes_that_name_no_status(priority_class: PriorityClass, status: int) -> None:
-    made = pressure(sheddable_status=429)
+def test_a_refusal_has_the_status_of_its_class(priority_class: PriorityClass, status: int) -> None:
     refused = RequestClass(class_name="own", priority_class=priority_class, tenant="")
+    made = pressure()
     assert made.refusal(RequestShedError, refused, pool="m", expectation=waits(1.0), now=0.0).status == status
-
-
-def test_without_the_setting_a_refusal_is_503() -> None:
-    assert pressure().refusal(RequestShedError, of("a"), pool="m", expectation=waits(1.0), now=0.0).status == 503

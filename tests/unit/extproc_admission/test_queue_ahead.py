@@ -3,7 +3,8 @@
 import pytest
 
 from extproc.admission.flow_queue import FlowQueue, Ticket
-from extproc.policy.priority import PriorityClass, PriorityPolicy
+from extproc.policy.priority import PriorityClass
+from extproc.policy.request_class import PriorityPolicy
 
 CLASSES = {"high": PriorityClass(priority=1), "low": PriorityClass(priority=0)}
 

@@ -1,7 +1,7 @@
 """Waiting for room on the event loop: who is tried when, and that nothing is left of those who leave."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, TypeAlias
 
@@ -64,10 +64,17 @@ class Pool:
 
     def enter(self, name: str, asked: Ticket | None = None, **options: Any) -> asyncio.Task[str]:
         asked = asked or ticket(at=now())
-        waiting: Awaitable[str] = self.queue.enter(asked, self.attempt_for(name), undo=self.give_back, **options)
-        task = asyncio.ensure_future(waiting)
+        task = asyncio.ensure_future(self._enter(name, asked, options))
         self.tasks.append(task)
         return task
+
+    async def _enter(self, name: str, asked: Ticket, options: Any) -> str:
+        try:
+            return await self.queue.enter(asked, self.attempt_for(name), **options)
+        except asyncio.CancelledError:
+            if name in self.taken:  # in the same turn
+                self.give_back(name)
+            raise
 
     async def close(self) -> None:
         """End all who wait, and see their ends, whatever these are."""

@@ -56,5 +56,5 @@ def decided(
     **what: Any,
 ) -> Decision:
     """Filter and decide, as the use case does where there is room everywhere."""
-    kept, rejected = require_some(candidates, ask=ask, strict=strict)
+    kept, rejected, _ = require_some(candidates, ask=ask, strict=strict)
     return decide(kept, rejected=rejected, ask=ask, **what)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from extproc.choosing.health import EndpointHealth
+from extproc.choosing.endpoint_health import EndpointHealth
 from extproc.choosing.room import Room, expected_ttft, rooms_of
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.choosing.decision import DIGITS, best_first
+from extproc.choosing.decision import DIGITS, best_first, decide
 from extproc.errors import NoReadyEndpointError
 from extproc.pods.endpoint import Candidate, Reachability
 from extproc.pods.inflight import Bookings
@@ -109,6 +109,13 @@ def test_fallbacks_follow_in_the_order_of_their_totals() -> None:
     assert decision.matched_tokens == 96
 
 
+def test_the_fallbacks_of_a_rank_are_other_pods_and_fill_the_list() -> None:
+    ranks = [candidate("a#0", matched=96), candidate("a#1", matched=90), candidate("b#1", waiting=9), candidate("c#0")]
+    for kept, endpoints in ((ranks, ("a#0", "c#0", "b#1")), (ranks[:2], ("a#0", "a#0", "a#0"))):
+        decision = decided(kept, policy=POLICY, prompt_tokens=100, degraded={}, tie_break=lambda: 0.0)
+        assert decision.endpoints == endpoints, "beyond the list Envoy would send the header to any pod"
+
+
 def test_ties_are_broken_by_the_random_number() -> None:
     numbers = iter([0.9, 0.1, 0.5])
     decision = decided(
@@ -161,3 +168,21 @@ def test_the_order_is_that_of_the_rounded_totals_whether_they_were_rounded_or_no
 ) -> None:
     ranks = [(-round(total, DIGITS), tie) for total, tie in zip(totals, ties, strict=False)]
     assert best_first(totals, iter(ties).__next__) == sorted(range(len(totals)), key=ranks.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("kept", "rejected", "expected"),
+    [
+        ("ab", {"p": "role: computes prompts for others"}, "aba"),
+        ("a", {"p": "model: does not serve the model"}, "aaa"),
+        ("ab", {"p": "healthy: has failed"}, "ab"),  # a retry there is better than none
+        ("ab", {}, "ab"),
+        ("abc", {"p": "role: computes prompts for others"}, "abc"),
+    ],
+)
+def test_a_retry_stays_among_the_pods_that_may_serve(kept: str, rejected: dict[str, str], expected: str) -> None:
+    candidates = [candidate(name, waiting=order) for order, name in enumerate(kept)]
+    decision = decide(
+        candidates, rejected=rejected, policy=POLICY, prompt_tokens=100, degraded={}, tie_break=lambda: 0.5
+    )
+    assert decision.endpoints == tuple(expected)

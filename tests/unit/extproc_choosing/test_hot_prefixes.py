@@ -1,13 +1,13 @@
 """A prefix that keeps its endpoint waiting is copied to a further one, once, and remembered."""
 
 from extproc.choosing.decision import apply_filters
-from extproc.choosing.hot_prefixes import DEPTHS, KEY_BYTES, HotPrefixes, copy_of_hot_prefix
+from extproc.choosing.hot_prefixes import DEPTHS, KEY_BYTES, HotLimits, HotPrefixes, copy_of_hot_prefix
 from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate
-from extproc.policy.values import PRESETS, HotspotPolicy, PickPolicy, Strategy
+from extproc.policy.values import PRESETS, PickPolicy, Strategy
 from extproc.prefixes.prompt_match import PromptKeys
 from tests.unit.extproc_choosing.pick_candidates import candidate, load, serving
 
-POLICY = HotspotPolicy(
+LIMITS = HotLimits(
     pressure=0.5, least_requests=3, window_seconds=5.0, copies=1, remember_seconds=60.0, most_prefixes=50
 )
 KV_AWARE = PickPolicy()
@@ -25,48 +25,48 @@ def asked(
 
 
 def test_a_copy_is_made_once_enough_requests_have_waited() -> None:
-    hot = HotPrefixes(POLICY)
+    hot = HotPrefixes(LIMITS)
     assert [asked(hot, now=0.1 * i) for i in range(7)] == [None, None, "idle", None, None, None, None]
 
 
 def test_no_copy_is_made_while_waiting_costs_less_than_the_share_of_the_saving() -> None:
-    hot = HotPrefixes(POLICY)
+    hot = HotPrefixes(LIMITS)
     assert [asked(hot, now=0.1 * i, wait=700.0) for i in range(9)] == [None] * 9
 
 
 def test_requests_that_are_far_apart_are_no_hot_prefix() -> None:
-    hot = HotPrefixes(POLICY)
+    hot = HotPrefixes(LIMITS)
     assert [asked(hot, now=6.0 * i) for i in range(9)] == [None] * 9
 
 
 def test_a_prefix_that_is_still_hot_when_its_copy_is_forgotten_gets_another() -> None:
-    hot = HotPrefixes(POLICY)
+    hot = HotPrefixes(LIMITS)
     made_at = [i for i in range(70) if asked(hot, now=1.0 * i, idlest=f"pod{i}")]
     assert len(made_at) == 2
-    assert made_at[1] - made_at[0] >= POLICY.remember_seconds
+    assert made_at[1] - made_at[0] >= LIMITS.remember_seconds
 
 
 def test_short_shared_beginnings_are_not_copied() -> None:
-    hot = HotPrefixes(POLICY)
+    hot = HotPrefixes(LIMITS)
     assert [asked(hot, now=0.1 * i, matched=DEPTHS[0] - 1) for i in range(9)] == [None] * 9
     assert len(hot) == 0
 
 
 def test_chats_that_share_their_beginning_heat_it_together() -> None:
-    hot = HotPrefixes(POLICY)
+    hot = HotPrefixes(LIMITS)
     chats = [SYSTEM + bytes([i]) * 48 * KEY_BYTES for i in range(5)]
     assert [asked(hot, now=0.1 * i, keys=chat, matched=64) for i, chat in enumerate(chats)].count("idle") == 1
 
 
 def test_it_remembers_no_more_prefixes_than_it_may() -> None:
-    hot = HotPrefixes(POLICY)
+    hot = HotPrefixes(LIMITS)
     for i in range(500):
         asked(hot, now=0.0, keys=i.to_bytes(2, "little") * 64)
-    assert len(hot) == POLICY.most_prefixes
+    assert len(hot) == LIMITS.most_prefixes
 
 
 def test_to_look_changes_nothing() -> None:
-    hot = HotPrefixes(HotspotPolicy(least_requests=1))
+    hot = HotPrefixes(HotLimits(least_requests=1))
     looks = [
         hot.look(SYSTEM, matched_keys=16, wait_tokens=1000.0, saved_tokens=1600.0, idlest="idle", now=0.1 * i)
         for i in range(3)
@@ -74,15 +74,10 @@ def test_to_look_changes_nothing() -> None:
     assert (looks[0], len(hot)) == (looks[2], 0)
 
 
-def test_it_can_be_switched_off() -> None:
-    hot = HotPrefixes(HotspotPolicy(enabled=False, least_requests=1))
-    assert asked(hot, now=0.0) is None
-
-
 def spread(
     candidates: list[Candidate], *, policy: PickPolicy = KV_AWARE, ask: Ask = NOTHING_ASKED
 ) -> tuple[list[float], str | None]:
-    hot = HotPrefixes(HotspotPolicy(least_requests=1))
+    hot = HotPrefixes(HotLimits(least_requests=1))
     result, copy = copy_of_hot_prefix(
         apply_filters(candidates, ask=ask)[0],
         [PromptKeys(keys=SYSTEM, tokens_each=16)],
@@ -103,6 +98,12 @@ def test_the_idlest_endpoint_without_the_prefix_counts_as_warm_for_the_request_t
     )
 
 
+def test_it_can_be_switched_off() -> None:
+    warm = candidate("warm", prompt=300, matched=256, backlog_tokens=9000.0)
+    policy = PickPolicy(copy_hot_prefixes=False)
+    assert spread([warm, candidate("idle", prompt=300)], policy=policy) == ([256, 0], None)
+
+
 def test_nothing_is_copied_while_a_holder_is_idle_or_nobody_else_may_take_it() -> None:
     warm = candidate("warm", prompt=300, matched=256, backlog_tokens=9000.0)
     assert spread([warm, candidate("also", prompt=300, matched=256), candidate("idle")])[1] is None
@@ -112,7 +113,7 @@ def test_nothing_is_copied_while_a_holder_is_idle_or_nobody_else_may_take_it() -
 
 
 def test_a_batch_whose_first_prompt_is_short_heats_only_what_it_has() -> None:
-    hot = HotPrefixes(POLICY)
+    hot = HotPrefixes(LIMITS)
     batches = [bytes([i]) * 16 * KEY_BYTES for i in range(9)]
     assert [asked(hot, now=0.0, keys=keys, matched=500) for keys in batches] == [None] * 9
 

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from extproc.choosing.candidates import candidates_of
-from extproc.choosing.health import EndpointHealth
+from extproc.choosing.candidates import SLOW_FACTOR, candidates_of
+from extproc.choosing.endpoint_health import EndpointHealth
 from extproc.pods.endpoint import Candidate, EndpointStatus, EndpointTrend, Reachability, Role
 from extproc.pods.inflight import Bookings
-from extproc.policy.values import HealthPolicy, PickPolicy
+from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import NO_HITS, NO_MATCH, IndexHits, PromptKeys, PromptMatch
-from extproc.prefixes.routing_memory import UNFOLLOWED_LIMIT, RecentRoutes, RoutingMemory
-from extproc.replicas.shared_load import EndpointBookings, SharedView
+from extproc.prefixes.routing_memory import UNFOLLOWED_LIMIT, UNFOLLOWED_SECONDS, RecentRoutes, RoutingMemory
+from extproc.shared.shared_load import EndpointBookings, SharedView
 from kvmesh.blocks.cache_groups import CacheGroup
 from kvmesh.blocks.source import Registry
 from kvmesh.index.group_match import HeldBack
@@ -123,36 +123,49 @@ def test_the_policy_s_roles_and_cordons_and_the_index_s_doubts_reach_the_candida
     assert (b.cordoned, b.role, b.source_state) == (False, Role.PREFILL, "degraded")
 
 
-def test_failing_and_slow_endpoints_are_avoided_unless_they_are_most() -> None:
-    policy = PickPolicy(health=HealthPolicy(least_requests=1))
-    health = EndpointHealth(policy.health)
-    health.note("a", failed=True, now=11.0)
+def test_failing_endpoints_are_avoided_then_slow_ones_up_to_half_of_all() -> None:
+    health = EndpointHealth()
+
+    def fail(endpoint: str) -> None:
+        for _ in range(3):
+            health.note(endpoint, failed=True, now=11.0)
+
+    fail("a")
     slow = [status(name, trend=EndpointTrend(inter_token_seconds=0.02)) for name in "abc"]
     slow.append(status("d", trend=EndpointTrend(inter_token_seconds=0.5)))
-    assert [pod.unhealthy for pod in seen(*slow, health=health, policy=policy)] == [
-        "1 of 1 requests failed",
+    assert [pod.unhealthy for pod in seen(*slow, health=health)] == [
+        "3 requests in a row failed",
         None,
         None,
         "500 ms a token, the others 20 ms",
     ]
-    health.note("b", failed=True, now=11.0)
-    assert not any(pod.unhealthy for pod in seen(*slow, health=health, policy=policy))
+    fail("b")
+    assert [pod.unhealthy for pod in seen(*slow, health=health)] == [
+        "3 requests in a row failed",
+        "3 requests in a row failed",
+        None,
+        None,
+    ]
 
 
 def test_an_endpoint_that_decodes_slowly_beside_prompts_is_not_avoided() -> None:
     policy, rate = PickPolicy(), Bookings().tokens_per_second
     pods = [status(name, trend=EndpointTrend(inter_token_seconds=0.02)) for name in "abc"]
-    factor = policy.health.slow_factor
-    for share, is_avoided in ((0.9 / factor, True), (1.1 / factor, False)):  # so much a slow one could compute, too
+    for share, is_avoided in (
+        (0.9 / SLOW_FACTOR, True),
+        (1.1 / SLOW_FACTOR, False),
+    ):  # as much as a slow one could compute
         busy = EndpointTrend(inter_token_seconds=0.5, prompt_tokens_per_second=share * rate)
         d = seen(*pods, status("d", trend=busy), policy=policy)[-1]
         assert (d.unhealthy is not None) == is_avoided
 
 
 def test_what_was_routed_is_expected_for_seconds_where_events_flow_and_for_minutes_where_not() -> None:
-    memory = RoutingMemory(PickPolicy(recent_prefix_seconds=5.0, unfollowed_prefix_seconds=180.0))
+    memory = RoutingMemory(PickPolicy(recent_prefix_seconds=5.0))
+    routed = [KEYS]
     for endpoint in ("live", "silent"):
-        memory.note(endpoint, prompts=[KEYS], session=None, adapter=None, now=0.0)
+        memory.began(endpoint, routed)
+        memory.note(endpoint, prompts=routed, session=None, adapter=None, now=0.0)
 
     def matches(now: float) -> dict[str, int]:
         ((ends, _),) = memory.matches([KEYS], states={"live": "live"}, endpoints=("live", "silent"), now=now)
@@ -161,6 +174,22 @@ def test_what_was_routed_is_expected_for_seconds_where_events_flow_and_for_minut
     assert matches(1.0) == {"live": 10, "silent": 10}
     assert matches(60.0) == {"silent": 10}
     assert matches(400.0) == {}
+
+
+def test_only_an_index_that_follows_the_endpoint_ends_an_expectation() -> None:
+    memory = RoutingMemory(PickPolicy())
+    routed = [KEYS]
+    memory.began("a", routed)
+    memory.note("a", prompts=routed, session=None, adapter=None, now=0.0)
+
+    def matches(state: str, **indexed: int) -> dict[str, int]:
+        ((found, _),) = memory.matches([KEYS], states={"a": state}, endpoints=("a",), indexed=indexed, now=1.0)
+        return dict(found)
+
+    assert matches("degraded", a=160) == {"a": 10}
+    assert matches("live") == {"a": 10}
+    assert matches("live", a=160) == {}
+    assert matches("live") == {}
 
 
 def test_what_was_routed_to_a_process_that_is_gone_is_forgotten() -> None:
@@ -175,15 +204,15 @@ def test_what_was_routed_to_a_process_that_is_gone_is_forgotten() -> None:
         st.tuples(
             st.sampled_from("abc"),  # endpoint
             st.integers(0, 10),  # keys of it
-            st.floats(0.0, 20.0),  # seconds since the step before
+            st.floats(0.0, 60.0),  # seconds since the step before
             st.sampled_from(["note", "note", "note", "look", "forget"]),
         ),
         max_size=40,
     )
 )
 def test_what_the_memory_notes_is_found_as_in_routes_alone(steps: list[tuple[str, int, float, str]]) -> None:
-    memory = RoutingMemory(PickPolicy(unfollowed_prefix_seconds=60.0))
-    plain = RecentRoutes(ttl_seconds=60.0, limit=UNFOLLOWED_LIMIT)
+    memory = RoutingMemory(PickPolicy())
+    plain = RecentRoutes(ttl_seconds=UNFOLLOWED_SECONDS, limit=UNFOLLOWED_LIMIT)
     now = 0.0
     for endpoint, count, seconds, what in [*steps, ("a", 10, 0.0, "look")]:
         now += seconds
@@ -210,14 +239,12 @@ def test_a_session_is_forgotten_after_its_time() -> None:
     others=st.dictionaries(st.sampled_from("abc"), st.builds(EndpointBookings, st.integers(0, 3), st.integers(0, 99))),
     states=st.dictionaries(st.sampled_from("abc"), st.sampled_from(["live", "stale"])),
     booked=st.lists(st.sampled_from("abc"), max_size=4),
-    ratio=st.sampled_from([0.0, 0.5]),
 )
 def test_endpoints_that_nothing_sets_apart_are_made_as_all_others_are(
     held: dict[str, int],
     others: dict[str, EndpointBookings],
     states: dict[str, str],
     booked: list[str],
-    ratio: float,
 ) -> None:
     def made(**policy: Any) -> list[Candidate]:
         bookings = Bookings()
@@ -232,9 +259,7 @@ def test_endpoints_that_nothing_sets_apart_are_made_as_all_others_are(
         )
         hits = IndexHits(states=states, view=SharedView(others=others))
         pods = [status("a"), status("b", ready_since=5.0), status("c", load=None)]
-        return seen(
-            *pods, match=match, hits=hits, bookings=bookings, policy=PickPolicy(minimum_hit_ratio=ratio, **policy)
-        )
+        return seen(*pods, match=match, hits=hits, bookings=bookings, policy=PickPolicy(**policy))
 
     # a role of one that is not there: then each is asked for all that may set it apart
     assert made() == made(roles={"elsewhere": Role.DECODE})

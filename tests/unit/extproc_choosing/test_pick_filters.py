@@ -27,12 +27,12 @@ def bad(address: str, facts: dict[str, Any]) -> Candidate:
 
 @pytest.mark.parametrize(("words", "facts"), BAD, ids=[words.partition(":")[0] for words, _ in BAD])
 def test_an_endpoint_that_cannot_serve_the_request_is_left_out_and_named(words: str, facts: dict[str, Any]) -> None:
-    kept, rejected = apply_filters([candidate("a"), bad("b", facts)], ask=ASK)
+    kept, rejected, _ = apply_filters([candidate("a"), bad("b", facts)], ask=ASK)
     assert ([c.address for c in kept], rejected) == (["a"], {"b": words})
 
 
 def test_only_endpoints_of_the_route_s_subset_may_serve() -> None:
-    kept, rejected = apply_filters([candidate("a"), candidate("c")], ask=ASK)
+    kept, rejected, _ = apply_filters([candidate("a"), candidate("c")], ask=ASK)
     assert ([c.address for c in kept], rejected) == (["a"], {"c": "subset: not in the route's subset"})
 
 
@@ -58,12 +58,12 @@ def test_an_empty_subset_leaves_nobody() -> None:
 
 @pytest.mark.parametrize(("words", "facts"), BAD[3:], ids=["model", "context-length", "healthy"])
 def test_a_filter_that_may_be_wrong_gives_way_where_it_would_leave_nobody(words: str, facts: dict[str, Any]) -> None:
-    kept, rejected = apply_filters([bad("a", facts), bad("b", facts)], ask=ASK)
+    kept, rejected, _ = apply_filters([bad("a", facts), bad("b", facts)], ask=ASK)
     assert ([c.address for c in kept], rejected) == (["a", "b"], {})
 
 
 def test_a_strict_filter_does_not_give_way() -> None:
-    kept, _ = apply_filters([bad("a", {"models": serving("other")})], ask=ASK, strict=frozenset({"model"}))
+    kept, *_ = apply_filters([bad("a", {"models": serving("other")})], ask=ASK, strict=frozenset({"model"}))
     assert kept == []
 
 
@@ -80,11 +80,11 @@ def test_a_strict_filter_does_not_give_way() -> None:
 )
 def test_what_is_not_known_is_no_reason_to_leave_an_endpoint_out(ask: Ask, facts: dict[str, Any]) -> None:
     other = candidate("b", models=serving("m", "other", max_model_len=9999))
-    kept, _ = apply_filters([bad("a", facts), other], ask=ask, strict=frozenset({"model", "context-length"}))
+    kept, *_ = apply_filters([bad("a", facts), other], ask=ask, strict=frozenset({"model", "context-length"}))
     assert "a" in [c.address for c in kept]
 
 
 def test_the_configured_context_length_counts_where_the_pod_does_not_tell() -> None:
     ask = Ask(prompt_tokens=100, max_model_len=100)
-    kept, _ = apply_filters([candidate("a"), candidate("b", models=serving("m", max_model_len=200))], ask=ask)
+    kept, *_ = apply_filters([candidate("a"), candidate("b", models=serving("m", max_model_len=200))], ask=ask)
     assert [c.address for c in kept] == ["b"]

@@ -6,16 +6,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from extproc.choosing.scorers import SCORERS
+from extproc.choosing.scorers import MEMORY_BYTES_PER_SECOND, SCORERS
 from extproc.pods.endpoint import NOTHING_ASKED, Ask, Candidate, EndpointTrend
-from extproc.policy.values import PRESETS, SCORER_NAMES, PickPolicy, Scales, Strategy
+from extproc.policy.values import PRESETS, SCORER_NAMES, PickPolicy, Strategy
 from tests.unit.extproc_choosing.pick_candidates import candidate, decided, load
-
-SCALES = Scales()
 
 
 def scored(name: str, *candidates: Candidate, ask: Ask = NOTHING_ASKED) -> list[float]:
-    return [round(score, 4) for score in SCORERS[name](candidates, ask, SCALES)]
+    return [round(score, 4) for score in SCORERS[name](candidates, ask)]
 
 
 def test_a_hit_is_worth_the_tokens_that_it_saves_and_a_queue_the_tokens_before_this_prompt() -> None:
@@ -189,7 +187,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(pods=st.lists(candidates(), min_size=1, max_size=6), turn=counts)
 def test_every_scorer_stays_between_zero_and_one(name: str, pods: list[Candidate], turn: int) -> None:
-    scores = SCORERS[name](pods, Ask(adapter="x", turn=turn), SCALES)
+    scores = SCORERS[name](pods, Ask(adapter="x", turn=turn))
     assert len(scores) == len(pods)
     assert all(0.0 <= score <= 1.0 for score in scores)
 
@@ -210,7 +208,7 @@ def test_the_latency_cost_prefers_the_warm_pod_of_the_chapter_s_example() -> Non
         return candidate(
             address,
             reported=load(kv_usage=kv_usage, running_requests=active),
-            trend=EndpointTrend(memory_bytes_per_second=0.3 * SCALES.memory_bytes_per_second),
+            trend=EndpointTrend(memory_bytes_per_second=0.3 * MEMORY_BYTES_PER_SECOND),
             **values,
         )
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.choosing.health import EndpointHealth
+from extproc.choosing.endpoint_health import EndpointHealth
 from extproc.choosing.room import BLIND_REQUESTS, Room, rooms_of, takes_prompts
 from extproc.choosing.room import room as room_of
 from extproc.pods.endpoint import Candidate
@@ -18,9 +18,7 @@ from kvmesh.pods.pod_report import EndpointLoad
 from tests.unit.extproc_choosing.pick_candidates import candidate, load
 from tests.unit.extproc_choosing.room_of import Saturation
 
-POLICY = OverloadPolicy(
-    waiting_requests=3, kv_usage=0.9, backlog_seconds=0.5, unknown_requests=2, slow_start_seconds=10.0
-)
+POLICY = OverloadPolicy(waiting_requests=3, kv_usage=0.9, backlog_seconds=0.5, slow_start_seconds=10.0)
 RATE = 10_000.0  # tokens a second
 
 
@@ -59,13 +57,19 @@ def test_an_idle_endpoint_has_room_whatever_the_books_say() -> None:
     assert one(load(), backlog_tokens=1e6, open_requests=50) == Room(0.0)
 
 
+def test_what_was_sent_since_an_idle_report_fills_the_endpoint() -> None:
+    room = one(load(), backlog_tokens=1e6, open_requests=1, booked_requests=1)
+    assert room.fill > 1.0
+
+
 def test_reported_waiting_requests_fill_it_and_are_worked_off_with_time() -> None:
     waits = load(waiting_requests=6, running_requests=16)
     room = one(waits, open_requests=22, estimates=limited_to(16, starts=10))
-    assert (room.fill >= 1.0, room.why, room.by_backlog) == (True, "about 6 requests wait there for a place", False)
+    assert (room.fill >= 1.0, room.why) == (True, "about 6 requests wait there for a place")
+    assert (room.by_backlog, room.by_queue) == (False, True)
     assert one(waits, open_requests=20, estimates=limited_to(16, starts=10), now=0.2).fill < 1.0
     room = one(waits, estimates=limited_to(16, starts=10))  # somebody else's: time tells
-    assert (room.why, room.by_backlog) == ("6 requests wait there", True)
+    assert (room.why, room.by_backlog, room.by_queue) == ("6 requests wait there", True, True)
     assert room.opens_in_seconds == pytest.approx(0.1, rel=0.2)
 
 
@@ -131,14 +135,14 @@ def test_prompts_to_be_computed_fill_it_by_time_and_one_more_always_goes_to_an_e
     assert one(BUSY, backlog_tokens=0.0, prompt=1_000_000).fill < 1.0
     assert one(BUSY, backlog_tokens=4900.0, booked_requests=1, open_requests=5).fill == pytest.approx(0.98)
     room = one(BUSY, backlog_tokens=8000.0, booked_requests=1, open_requests=5)
-    assert (room.why, room.by_backlog) == ("prompts for 0.8 s are to be computed there", True)
+    assert (room.why, room.by_queue) == ("prompts for 0.8 s are to be computed there", True)
     assert room.opens_in_seconds == pytest.approx(0.3)
 
 
 def test_the_cache_fills_it() -> None:
     assert one(replace(BUSY, kv_usage=0.89)).fill < 1.0
     room = one(replace(BUSY, kv_usage=0.95), backlog_tokens=1e5)
-    assert (room.why, room.by_backlog, room.opens_in_seconds) == ("95% of its cache is in use", False, None)
+    assert (room.why, room.by_queue, room.opens_in_seconds) == ("95% of its cache is in use", False, None)
 
 
 def test_a_class_with_a_ceiling_finds_it_full_earlier() -> None:
@@ -173,11 +177,11 @@ def test_a_pool_of_unknown_endpoints_goes_on_by_its_bookings() -> None:
 
 
 def test_a_pod_s_own_503_is_believed_for_its_time() -> None:
-    health = EndpointHealth(full_seconds=1.0)
+    health = EndpointHealth()
     saturation = Saturation(POLICY, estimates=LatencyEstimates(tokens_per_second=RATE), health=health)
     health.full("a", now=10.0)
     [room, other] = saturation.rooms([candidate("a"), candidate("b")], ceiling=1.0, now=10.4)
-    assert room.why == "it answered 503 itself and counts as full for another 0.6 s"
+    assert room.why == "it has said that it is full, for another 0.6 s"
     assert room.opens_in_seconds == pytest.approx(0.6)
     assert (room.fill, room.by_backlog, other) == (1.0, False, Room(0.0))
     assert saturation.rooms([candidate("a")], ceiling=1.0, now=11.0) == [Room(0.0)]

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from extproc.answers.stream_promises import NO_PROMISES, StreamPromises, stream_promises
 from extproc.choosing.room import PREEMPTED_SECONDS, Room, places_of, rooms_of
 from extproc.choosing.stream_room import OUT_OF_REACH, UNLEARNED, least_seconds, unkept
 from extproc.pods.endpoint import Candidate
 from extproc.pods.latency_estimate import LatencyEstimates
-from extproc.policy.priority import OverloadPolicy, PriorityClass, PriorityPolicy
-from extproc.slo.stream_promises import NO_PROMISES, StreamPromises, stream_promises
+from extproc.policy.priority import OverloadPolicy, PriorityClass
+from extproc.policy.request_class import PriorityPolicy
 from tests.unit.extproc_choosing.pick_candidates import candidate, load
 
 ALONE, STREAM, CONTEXT = 0.010, 0.0005, 1e-7

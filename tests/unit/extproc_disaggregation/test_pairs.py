@@ -1,6 +1,6 @@
 """Pairs of a prefill and a decode pod: which go together, and what links them."""
 
-from extproc.disaggregation.pairs import link_bytes_per_second, partners
+from extproc.disaggregation.prefill_plan import link_bytes_per_second, partners
 from extproc.pods.endpoint import Candidate
 from extproc.pods.link_estimate import LinkEstimates
 from extproc.policy.disaggregation import Disaggregation, Link

@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 
 from extproc.disaggregation.transfer_protocols import (
+    CLIENT_HEADERS,
     PROTOCOLS,
     Engine,
     LegAnswerError,
     LegNames,
-    client_fields,
     engine_of,
-    given_fields,
     protocol_of,
     removed_headers,
 )
+from extproc.ext_proc.answers import wanted_headers
 from extproc.policy.disaggregation import Disaggregation, Protocol
-from extproc.requests.json_edit import JsonObject
 
 NAMES = LegNames(
     host="[fd00::1]", bootstrap_port=8998, number=255, engine=Engine(engine_id="97270537-e9c7-4553-a13a-23faca3814ad")
@@ -162,39 +161,10 @@ def test_one_of_a_bootstrap_servers_ranks_is_taken_and_named_where_there_are_sev
             engine_of(content, number=1)
 
 
-@pytest.mark.parametrize(
-    ("policy", "raw", "found"),
-    [
-        (Disaggregation(), b'{"kv_transfer_params": {}}', ()),
-        (Disaggregation(enabled=True), b'{"messages": [{"content": "\\"kv_transfer_params\\": {}"}]}', ()),
-        (Disaggregation(enabled=True), b'{"kv_transfer_params": {"remote_host": "a"}}', ("kv_transfer_params",)),
-        (Disaggregation(enabled=True), b'{"kv\\u005ftransfer_params": {}}', ("kv_transfer_params",)),
-        (Disaggregation(enabled=True), b'{"prompt": {"kv_transfer_params": {}}}', ()),
-        (
-            Disaggregation(enabled=True, protocol=Protocol.SIDECAR),
-            b'{"kv_transfer_params": 1}',
-            ("kv_transfer_params",),
-        ),
-        (
-            Disaggregation(enabled=True, protocol=Protocol.SGLANG),
-            b'{"bootstrap_room": 5, "kv_transfer_params": 1, "bootstrap_host": "a"}',
-            ("bootstrap_room", "bootstrap_host"),
-        ),
-        (
-            Disaggregation(enabled=True, protocol=Protocol.TRTLLM),
-            b'{"disaggregated_params": {}}',
-            ("disaggregated_params",),
-        ),
-    ],
-)
-def test_a_clients_own_parameters_are_seen_however_they_are_written(
-    policy: Disaggregation, raw: bytes, found: tuple[str, ...]
-) -> None:
-    assert given_fields(JsonObject(raw), client_fields(policy)) == found
-
-
 def test_headers_by_which_a_client_would_choose_pods_are_taken_off() -> None:
     headers = {"x-prefiller-host-port": "10.0.0.9:80", "x-session-id": "s", "x-encoder-hosts-ports": "a:1"}
+    assert removed_headers({"x-data-parallel-rank": "1"}) == ("x-data-parallel-rank",)
     assert removed_headers(headers) == ("x-prefiller-host-port", "x-encoder-hosts-ports")
     assert removed_headers({"x-override-bootstrap-room": "5"}) == ("x-override-bootstrap-room",)
     assert removed_headers({"x-session-id": "s"}) == ()
+    assert wanted_headers().issuperset(CLIENT_HEADERS)

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from extproc.errors import BodyInPiecesError, BodyTooLargeError
+from extproc.answers.response_plan import ResponseHandling, ResponsePlan
+from extproc.errors import BadUpgradeError, BodyInPiecesError, BodyTooLargeError
 from extproc.ext_proc.exchange import (
     BODY_CHUNK_BYTES,
+    PIECES_OF_ANY_BODY,
     Answer,
     AskForResponse,
     BodyChunk,
@@ -20,8 +23,6 @@ from extproc.ext_proc.exchange import (
     RequestFacts,
     SetResponseHeaders,
 )
-from extproc.ext_proc.uploads import PIECES_OF_ANY_BODY
-from extproc.responses.response_plan import ResponseHandling, ResponsePlan
 
 FACTS = RequestFacts(method="POST", path="/v1/completions", objective=None, request_id="r1")
 PODS = ("10.0.0.1:8000", "10.0.0.2:8000")
@@ -120,6 +121,17 @@ def test_the_body_limit_is_enforced_on_the_chunk_that_passes_it() -> None:
         exchange.request_body(b"e", end_of_stream=False)
 
 
+def test_an_upload_may_have_twice_as_many_bytes() -> None:
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    facts = msgspec.structs.replace(FACTS, path="/v1/audio/transcriptions", headers=headers)
+    exchange = Exchange(max_body_bytes=4)
+    mode = BodyMode.FULL_DUPLEX_STREAMED
+    exchange.request_headers(facts, mode=mode, response_mode=BodyMode.NONE, end_of_stream=False)
+    assert not exchange.request_body(b"abcdefgh", end_of_stream=False)
+    with pytest.raises(BodyTooLargeError, match="larger than 8 bytes"):
+        exchange.request_body(b"i", end_of_stream=False)
+
+
 def test_a_body_in_pieces_of_a_few_bytes_is_refused_and_a_long_one_in_frames_is_not() -> None:
     exchange, _ = opened(BodyMode.FULL_DUPLEX_STREAMED, max_body_bytes=1 << 24)
     for _ in range(PIECES_OF_ANY_BODY):
@@ -215,7 +227,7 @@ def test_a_response_is_asked_for_where_it_is_wanted(handling: ResponseHandling, 
         [step],
         [Answer.RESPONSE_HEADERS],
     ]
-    assert [exchange.is_response_alone for exchange in (buffered, alone, duplex)] == [False, True, False]
+    assert [exchange.facts is None for exchange in (buffered, alone, duplex)] == [False, True, False]
 
 
 def test_a_response_without_body_is_not_asked_for() -> None:
@@ -265,3 +277,78 @@ def test_a_duplex_response_body_is_sent_on_as_it_became_in_chunks() -> None:
         ],
         [BodyChunk(b"", end_of_stream=True, response=True)],
     ]
+
+
+def facts(method: str, path: str, **headers: str) -> RequestFacts:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return RequestFacts(method=method, path=path, objective=None, request_id="r1", headers=named)
+
+
+TWO_WAY = facts("GET", "/v1/realtime?model=m", upgrade="websocket")
+
+
+def headers_of(found: RequestFacts, mode: BodyMode, *, end_of_stream: bool = False) -> tuple[Exchange, list[object]]:
+    exchange = Exchange(max_body_bytes=4)
+    steps = exchange.request_headers(found, mode=mode, response_mode=BodyMode.NONE, end_of_stream=end_of_stream)
+    return exchange, list(steps)
+
+
+@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL])
+def test_a_two_way_request_is_picked_at_its_headers_and_its_buffered_body_is_switched_off(mode: BodyMode) -> None:
+    exchange, steps = headers_of(TWO_WAY, mode)
+    assert steps == [Pick(TWO_WAY, None)]
+    assert list(exchange.picked(PODS)) == [HeadersWithPick(PODS, without_body=True)]
+
+
+@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED])
+def test_a_body_that_envoy_sends_on_by_itself_is_not_switched_off(mode: BodyMode) -> None:
+    exchange, steps = headers_of(TWO_WAY, mode)
+    assert steps == [Pick(TWO_WAY, None)]
+    assert list(exchange.picked(PODS)) == [HeadersWithPick(PODS)]
+
+
+def test_a_two_way_duplex_body_of_any_length_is_sent_back_chunk_by_chunk() -> None:
+    exchange, steps = headers_of(TWO_WAY, BodyMode.FULL_DUPLEX_STREAMED)
+    assert steps == [Pick(TWO_WAY, None)]
+    assert list(exchange.picked(PODS)) == [HeadersWithPick(PODS)]
+    assert list(exchange.request_body(b"abcdef", end_of_stream=False)) == [BodyChunk(b"abcdef", end_of_stream=False)]
+    assert exchange.sends_back
+    assert list(exchange.request_body(b"", end_of_stream=True)) == [BodyChunk(b"", end_of_stream=True)]
+    assert not exchange.sends_back
+
+
+def test_trailers_end_a_two_way_body() -> None:
+    exchange, _ = headers_of(TWO_WAY, BodyMode.FULL_DUPLEX_STREAMED)
+    exchange.picked(PODS)
+    assert list(exchange.request_trailers()) == [Answer.REQUEST_TRAILERS]
+    assert not exchange.sends_back
+
+
+@pytest.mark.parametrize(
+    ("found", "is_two_way"),
+    [
+        (facts("CONNECT", ""), True),
+        (facts("GET", "/any", upgrade="other"), True),
+        (facts("POST", "/v1/chat/completions", upgrade="TLS/1.2"), False),
+        (facts("POST", "/vllm.grpc.engine.VllmEngine/Generate", content_type="application/grpc"), True),
+        (facts("POST", "/Greeter/SayHello", content_type="application/grpc+proto"), True),
+        (facts("POST", "/Greeter/SayHello", content_type="application/json"), False),
+        # whoever calls JSON gRPC: its body is read, and fields that no client may set are removed
+        (facts("POST", "/v1/completions", content_type="application/grpc"), False),
+        (facts("POST", "/generate", content_type="application/grpc"), False),
+    ],
+)
+def test_two_way_requests_are_known_by_their_headers(found: RequestFacts, is_two_way: bool) -> None:
+    assert found.is_two_way is is_two_way
+    _, steps = headers_of(found, BodyMode.BUFFERED)
+    assert steps == [Pick(found, None) if is_two_way else Answer.REQUEST_HEADERS]
+
+
+def test_a_two_way_request_without_body_is_like_any_other() -> None:
+    _, steps = headers_of(TWO_WAY, BodyMode.BUFFERED, end_of_stream=True)
+    assert steps == [Pick(TWO_WAY, b"")]
+
+
+def test_a_websocket_that_begins_with_a_post_is_refused() -> None:
+    with pytest.raises(BadUpgradeError):
+        headers_of(facts("POST", "/v1/realtime", upgrade="WebSocket"), BodyMode.FULL_DUPLEX_STREAMED)

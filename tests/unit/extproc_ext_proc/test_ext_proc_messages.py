@@ -1,7 +1,5 @@
 """What leaves for Envoy: the header and the metadata agree, errors are OpenAI error objects."""
 
-import json
-
 import pytest
 from envoy.config.core.v3.base_pb2 import HeaderValueOption
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
@@ -13,7 +11,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     StreamedBodyResponse,
 )
 
-from extproc.errors import MalformedRequestError, RequestShedError
+from extproc.answers.response_plan import Prediction, ResponsePlan
 from extproc.ext_proc import answers as ext_proc
 from extproc.ext_proc.exchange import (
     Answer,
@@ -27,7 +25,6 @@ from extproc.ext_proc.exchange import (
     SetResponseHeaders,
     Step,
 )
-from extproc.responses.response_plan import Prediction, ResponsePlan
 from tests.unit.extproc_ext_proc.envoy_message import read_headers, read_response
 
 
@@ -83,31 +80,6 @@ def test_every_empty_answer_answers_its_own_message(answer: Answer) -> None:
     assert decoded(answer).WhichOneof("response") == answer.name.lower()
 
 
-def test_a_refusal_is_an_openai_error_object() -> None:
-    response = ProcessingResponse.FromString(ext_proc.encode_refusal(RequestShedError("busy", retry_after_seconds=3)))
-    immediate = response.immediate_response
-    headers = {option.header.key: option.header.raw_value for option in immediate.headers.set_headers}
-    assert immediate.status.code == 503
-    assert headers == {"content-type": b"application/json", "x-kvmesh-reason": b"shed", "retry-after": b"3"}
-    assert json.loads(immediate.body) == {
-        "error": {"message": "busy", "type": "server_error", "param": None, "code": "overloaded"}
-    }
-
-
-def test_a_refusal_tells_further_headers_and_has_the_policys_status() -> None:
-    error = RequestShedError(
-        "busy", headers={"x-kvmesh-priority": "batch\n1", "content-type": "text/html"}, http_status=429
-    )
-    immediate = ProcessingResponse.FromString(ext_proc.encode_refusal(error)).immediate_response
-    headers = {option.header.key: option.header.raw_value for option in immediate.headers.set_headers}
-    assert immediate.status.code == 429
-    assert headers == {
-        "x-kvmesh-priority": b"batch?1",
-        "content-type": b"application/json",
-        "x-kvmesh-reason": b"shed",
-    }
-
-
 TOLD = {"x-kvmesh-degraded": "cap-output, smaller-model", "x-kvmesh-priority": "gr\u00f6\u00dfe\r\n"}
 
 
@@ -143,12 +115,6 @@ def test_headers_of_any_length_arrive_whole(size: int) -> None:
 def test_an_empty_set_of_headers_costs_no_byte(changes: bool) -> None:
     plain, told = AskForResponse(changes=changes), AskForResponse(changes=changes, headers={})
     assert ext_proc.encode_step(told) is ext_proc.encode_step(plain)
-
-
-def test_only_refusals_with_a_time_carry_retry_after() -> None:
-    response = ProcessingResponse.FromString(ext_proc.encode_refusal(MalformedRequestError("no")))
-    headers = {option.header.key for option in response.immediate_response.headers.set_headers}
-    assert headers == {"content-type", "x-kvmesh-reason"}
 
 
 def test_request_facts_are_read_from_raw_or_plain_values() -> None:
@@ -346,12 +312,3 @@ def test_without_the_attribute_the_metadata_tells_which_pod_answered(
     assert ext_proc.response_origin(read_response(message)) == (expected, True)
     message.attributes["envoy.filters.http.ext_proc"].update({"upstream.address": "10.0.0.1:8000"})
     assert ext_proc.response_origin(read_response(message)) == ("10.0.0.1:8000", True)
-
-
-def test_a_refusal_names_the_request_where_it_has_a_name() -> None:
-    def names(request_id: str) -> dict[str, bytes]:
-        answer = ProcessingResponse.FromString(ext_proc.encode_refusal(RequestShedError("why"), request_id=request_id))
-        return {each.header.key: each.header.raw_value for each in answer.immediate_response.headers.set_headers}
-
-    assert names("r-1")["x-request-id"] == b"r-1"
-    assert "x-request-id" not in names("")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 
+from extproc.answers.response_plan import ResponseHandling, ResponsePlan
 from extproc.ext_proc.answers import ResponseHead
 from extproc.ext_proc.call import ExtProcCall, ExtProcCalls
 from extproc.ext_proc.exchange import BodyMode, RequestFacts
-from extproc.quotas.quota import QuotaNote
-from extproc.responses.response_plan import ResponseHandling, ResponsePlan
+from extproc.shared.quota import QuotaNote
 
 COUNTED = ResponsePlan(quota=QuotaNote("acme", "tiny", 100))
 

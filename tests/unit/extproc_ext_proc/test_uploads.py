@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from extproc.ext_proc.uploads import Uploads
+from extproc.ext_proc.exchange import Uploads
 
 KIB = 1 << 10
 

@@ -10,13 +10,13 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.answers.response_plan import PASS_PLAN, ResponsePlan
 from extproc.errors import MalformedRequestError
 from extproc.ext_proc.call import ExtProcCalls, OpenResponse
 from extproc.ext_proc.exchange import BodyMode, RequestFacts
 from extproc.http2 import frames as http2
 from extproc.http2.connection import Http2Connection, Turns
 from extproc.http2.limits import Http2Limits
-from extproc.responses.response_plan import PASS_PLAN, ResponsePlan
 from tests.unit.extproc_http2.http2_peer import framed
 from tests.unit.extproc_http2.virtual_loop import FakeTransport, run
 

@@ -7,8 +7,16 @@ from itertools import pairwise
 import pytest
 
 from extproc.errors import UnknownModelError
-from extproc.models.model_rules import ResolvedModel, fall_back, resolve
-from extproc.models.models import ModelRule, ModelTable, ModelTarget, ServedModel, StickyBy
+from extproc.models.models import (
+    ModelRule,
+    ModelTable,
+    ModelTarget,
+    ResolvedModel,
+    ServedModel,
+    StickyBy,
+    fall_back,
+    resolve,
+)
 
 LLAMA = ServedModel(name="org/llama", aliases=frozenset({"llama"}), adapters=frozenset({"sql-lora"}))
 QWEN = ServedModel(name="org/qwen")

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from extproc.admission.asked_request import AskedFor
 from extproc.choosing.decision import Decision
 from extproc.ext_proc.exchange import RequestFacts
+from extproc.ledger.facts import DecisionRecord, NoDecision
 from extproc.pods.endpoint import Candidate, Reachability
 from extproc.policy.priority import DEFAULT_CLASSES
 from extproc.policy.request_class import RequestClass
-from extproc.records.request_events import AskedFor, DecisionRecord
 
 
 def request_class(tenant: str = "", class_name: str = "standard") -> RequestClass:
@@ -54,5 +55,10 @@ def record(
     facts = RequestFacts(method="POST", path=path, objective=None, request_id="r-1")
     is_routed = isinstance(outcome, Decision)
     return DecisionRecord(
-        at=at, id="d-1", facts=facts, model="tiny", outcome=outcome, asked=asked(**standing_of) if is_routed else None
+        at=at,
+        id="d-1",
+        facts=facts,
+        model="tiny",
+        outcome=outcome if is_routed else NoDecision.of(outcome),
+        asked=asked(**standing_of) if is_routed else None,
     )

@@ -4,14 +4,15 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from extproc.answers.realised import Usage
 from extproc.errors import NoReadyEndpointError
+from extproc.ledger.facts import Arrival, Decided, DecisionRecord, Ended, RequestOutcome
 from extproc.pages.decision_state import decision_state, ended_state
 from extproc.pages.decision_words import why
 from extproc.pages.picker_state import DecisionState, EndedEvent
-from extproc.policy.priority import PriorityPolicy, Quota
+from extproc.policy.priority import Quota
+from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.values import PickPolicy
-from extproc.records.request_events import Decided, DecisionRecord, Ended, RequestOutcome
-from extproc.responses.realised import Usage
 from tests.unit.extproc_pages.decision_records import decision, record
 
 POLICY = PickPolicy(priorities=PriorityPolicy(quotas=(Quota(tenant="acme", requests_per_minute=1.0),)))
@@ -50,7 +51,7 @@ def test_only_tenants_that_the_policy_names_are_shown(tenant: str, shown: str) -
 
 def decided(kind: RequestOutcome, of: DecisionRecord, *, endpoint: str | None = None) -> Decided:
     return Decided(
-        number=1, pool="", outcome_kind=kind, record=of, endpoint=endpoint, started_unix_ns=0, seconds=0.0125,
+        arrival=Arrival(number=1), outcome_kind=kind, record=of, endpoint=endpoint, at=0.0125,
         queued_seconds=0.01, phases={"parse": 0.0001},
     )  # fmt: skip
 
@@ -77,8 +78,8 @@ def test_a_refusal_and_a_request_that_failed_open_say_what_they_are() -> None:
 
 def test_the_end_of_an_exchange_has_its_usage_where_it_was_read() -> None:
     ended = Ended(
-        number=1, pool="", request_id="r" * 500, endpoint="a:1", served_by="b:1", status=200, unserved=False,
-        seconds_to_headers=0.1, seconds=2.0, usage=Usage(prompt_tokens=9, cached_tokens=4, output_tokens=2),
+        arrival=Arrival(request_id="r" * 500), endpoint="a:1", served_by="b:1", status=200, headers_at=0.1, at=2.0,
+        usage=Usage(prompt_tokens=9, cached_tokens=4, output_tokens=2),
     )  # fmt: skip
 
     assert ended_state(ended, decision_id="d", at=3.0) == EndedEvent(

@@ -1,8 +1,8 @@
 """The history as it is sent: columns of equal length, in unix seconds, by source, measure, class and model."""
 
+from extproc.answers.judgement import Measured
+from extproc.ledger.pool_history import PoolHistory
 from extproc.pages.history_state import MOST_SERIES, HistoryEvent, history_state
-from extproc.slo.judgement import Measured
-from extproc.telemetry.pool_history import PoolHistory
 from kvmesh.pods.page_steps import at_once
 
 NOW, UNIX = 905.0, 1_800_000_905.0  # the same moment

@@ -9,23 +9,23 @@ from typing import Any, cast
 import pytest
 
 from extproc.admission.degradation import StepInForce
-from extproc.choosing.health import EndpointHealth
-from extproc.doctor.findings import Finding, Severity
+from extproc.answers.attainment import Attainment
+from extproc.answers.realised import DriftFinding
+from extproc.choosing.endpoint_health import EndpointHealth
 from extproc.errors import NoReadyEndpointError
+from extproc.ledger import metrics
+from extproc.pages.findings import Finding, Severity
 from extproc.pages.picker_state import FindingState, MissingInput, ScaleState, StepState
 from extproc.pages.pool_pages import PoolPages
-from extproc.pods.endpoint import EndpointStatus, Reachability, Role
-from extproc.pods.endpoint_trouble import EndpointTrouble
+from extproc.pods.endpoint import EndpointStatus, EndpointTrouble, Reachability, Role
 from extproc.pods.latency_estimate import EstimateError
-from extproc.policy.priority import DegradationStep, PriorityPolicy, Quota, StepKind
+from extproc.policy.priority import DegradationStep, Quota, StepKind
+from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.values import PickPolicy
 from extproc.pools.pool import Pool
-from extproc.pools.token_reports import TEXT_ONLY, TokenFinding
-from extproc.prefixes.match_watch import MatchFinding
-from extproc.prompts.token_checks import TokenState, TokenVerdict
+from extproc.pools.pool_tokens import TEXT_ONLY, TokenFinding
+from extproc.prompts.folder_checks import TokenState, TokenVerdict
 from extproc.scaling.seen import Signal
-from extproc.slo.attainment import Attainment
-from extproc.telemetry import metrics
 from kvmesh.blocks.findings import Finding as IndexFinding
 from kvmesh.blocks.source import IndexStatus, SourceState, SourceStatus
 from kvmesh.metrics.registry import Histogram
@@ -58,7 +58,7 @@ TROUBLES: dict[str, EndpointTrouble] = {}
 
 
 def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: Any = None) -> PoolPages:
-    """A pool of two pods; `wrong`: pod -> the finding that predictions never come true; `untokenized`: likewise."""
+    """A pool of two pods; `wrong`, `untokenized`: model -> the finding about its predictions, its tokens."""
     books = SimpleNamespace(
         health=EndpointHealth(POLICY.health),
         bookings=SimpleNamespace(by_endpoint=lambda: {"a:1": 2}, tokens_per_second=8000.0),
@@ -67,8 +67,7 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
         ),
         picks={"a:1": 3, "b:1": 1},
         shared=None,
-        matches=SimpleNamespace(findings=wrong or {}),
-        realised_watch=SimpleNamespace(findings={}),
+        realised_watch=SimpleNamespace(findings=wrong or {}),
     )
     pool = SimpleNamespace(
         config=SimpleNamespace(policy=POLICY),
@@ -76,7 +75,7 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
         books=books,
         degradation=SimpleNamespace(in_force=lambda now: steps),
         first_pod=SimpleNamespace(waiting={"critical": 3}),
-        runtime=SimpleNamespace(admission=SimpleNamespace(waiting={"critical": 4}), recent=recent),
+        runtime=SimpleNamespace(admission=SimpleNamespace(waiting={"critical": 4})),
         tokens=SimpleNamespace(
             watch=SimpleNamespace(sources={"tiny": "text"}),
             reporter=SimpleNamespace(findings=untokenized or {}),
@@ -84,11 +83,11 @@ def pages(*, recent: Any = (), steps: Any = (), wrong: Any = None, untokenized: 
         ),
         quotas=SimpleNamespace(facts=lambda: {"quotas": 1}),
         telemetry=SimpleNamespace(
+            recent=recent,
             slo=SimpleNamespace(attainment={"critical": KEPT}.get),
             latencies=SimpleNamespace(ttft=SimpleNamespace(series={})),
         ),
         scale=SimpleNamespace(
-            acts=(),
             signals={"both": Signal(role="both", wanted=3, told=2, ready=1, present=2, reason="so", shadow=True)},
         ),
     )
@@ -176,7 +175,7 @@ def test_the_index_has_its_sources_and_the_findings_of_indexers_and_picker() -> 
     found = IndexFinding(endpoint="a:1", dp_rank=1, reason="no-events", message="none come; check", since=60.0)
     index = IndexStatus(sources=SOURCES, indexer_alive=False, unreadable=("x",) * 50, findings=(found,))
     started = Finding(check="redis-memory", severity=Severity.WARNING, subject="redis", seen="full", fix="add some")
-    wrong = {"a:1": MatchFinding(endpoint="a:1", message="tokens differ", since=1.0)}
+    wrong = {"m": DriftFinding(model="m", reason="cache-overpredicted", message="not there", since=1.0)}
     untokenized = {"m": TokenFinding(model="m", reason=TEXT_ONLY, message="no tokens")}
     recent = [record(decision("a:1", degraded={"load-unknown": f"word {n}"}), at=50.0 - n) for n in range(3)]
 
@@ -189,7 +188,7 @@ def test_the_index_has_its_sources_and_the_findings_of_indexers_and_picker() -> 
             check="no-events", severity="error", subject="a:1#1", seen="none come; check", since=60.0,
             found_by="indexer",
         ),
-        FindingState(check="never-matches", severity="error", subject="a:1", seen="tokens differ"),
+        FindingState(check="cache-overpredicted", severity="error", subject="m", seen="not there"),
         FindingState(check="text-only", severity="error", subject="m", seen="no tokens"),
         FindingState(check="redis-memory", severity="warning", subject="redis", seen="full", fix="add some"),
     ]  # fmt: skip

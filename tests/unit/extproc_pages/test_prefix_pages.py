@@ -20,7 +20,7 @@ from extproc.pages.prefix_pages import (
 )
 from extproc.prefixes.prefix_tree import Origin, TreeEdge, TreeView
 from extproc.prefixes.prompt_match import PromptKeys
-from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
+from extproc.prompts.tokenized_prompt import PromptTokens, TokenizedPrompt
 
 
 @dataclass

@@ -14,31 +14,32 @@ from extproc.admission.first_pod import FirstPodWaits
 from extproc.admission.flow_queue import FlowQueue
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked
+from extproc.answers.stream_promises import stream_promises
 from extproc.choosing.choose import PoolView, RoundRobin
 from extproc.choosing.decision import Decision
 from extproc.choosing.hot_prefixes import HotPrefixes
-from extproc.disaggregation.transfer_protocols import client_fields
 from extproc.ext_proc.exchange import RequestFacts
+from extproc.ledger.facts import DecisionRecord
+from extproc.ledger.feature_telemetry import OverloadTelemetry
+from extproc.ledger.ledger import DegradationLog, RequestWatch
+from extproc.ledger.picker_telemetry import PickerTelemetry
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pick import explain, pick
 from extproc.pods.endpoint import EndpointModels, EndpointStatus, Reachability
 from extproc.policy.values import PickPolicy
 from extproc.pools.picker_books import PickerBooks
 from extproc.pools.plan_response import Pace
+from extproc.pools.pool_ledger import listeners_of
 from extproc.pools.pool_runtime import PoolRuntime
 from extproc.pools.prefill_legs import PrefillLegs
-from extproc.pools.request_watch import RequestWatch
 from extproc.prefixes.prompt_match import IndexHits
-from extproc.prompts.token_ids import PromptTokens, TokenizedPrompt
+from extproc.prompts.tokenized_prompt import PromptTokens, TokenizedPrompt
 from extproc.requests.request import InferenceRequest
-from extproc.slo.stream_promises import stream_promises
-from extproc.telemetry.degradation_log import DegradationLog
-from extproc.telemetry.overload_telemetry import OverloadTelemetry
-from extproc.telemetry.picker_telemetry import PickerTelemetry
 from kvmesh.blocks.source import Registry
 from kvmesh.index.prefix_match import PrefixLookup
 from kvmesh.pods.pod_http import PodPages
 from tests.unit.extproc_choosing.pick_candidates import load
+from tests.unit.extproc_ledger.told_facts import AtOnce
 
 TINY = ServedModel(name="tiny", adapters=frozenset({"lora"}), tokens_from=TokensFrom.RENDER)
 ONE_MODEL = ModelTable(served=(TINY,))
@@ -110,18 +111,29 @@ def tokens(count_: int) -> PromptTokens:
     return PromptTokens(prompts=(TokenizedPrompt(tokens=bytes(4 * count_)),), estimated_tokens=count_)
 
 
+@dataclass(slots=True, kw_only=True)
+class ShownPool(PoolRuntime):
+    """A pool with its counters at hand."""
+
+    telemetry: PickerTelemetry
+    overload: OverloadTelemetry
+
+    @property
+    def recent(self) -> Sequence[DecisionRecord]:
+        return self.telemetry.recent
+
+
 def runtime(
     *statuses: EndpointStatus,
     index: FakeIndex | None = None,
     prompts: FakePrompts | None = None,
     models: ModelTable = ONE_MODEL,
-    known_models: frozenset[str] = frozenset(),
     policy: PickPolicy = POLICY,
     learned: Mapping[str, str] | None = None,
     clock: Callable[[], float] = lambda: 1.0,
     prefill_pods: PodPages | None = None,
     first_pod: FirstPodWaits | None = None,
-) -> PoolRuntime:
+) -> ShownPool:
     """Return the parts of a pool over fakes of all that is outside of the process."""
     priorities = policy.priorities
     telemetry = PickerTelemetry()
@@ -129,31 +141,28 @@ def runtime(
     books = PickerBooks(
         [status.address for status in statuses],
         policy=policy,
-        telemetry=telemetry,
-        overload=overload,
-        degradations=DegradationLog(),
         clock=clock,
     )
+    watch = RequestWatch()
+    listeners = listeners_of(
+        "", books=books, telemetry=telemetry, overload=overload, degradations=DegradationLog(), watch=watch
+    )
+    books.ledger = AtOnce(watch, listeners)
     order = FlowQueue(priorities)
     queue = AdmissionQueue(order, clock=clock, telemetry=overload)
     books.freed = queue.wake
     pressure = PoolPressure(
-        policy=priorities,
         estimates=books.estimates,
         degradation=Degradation(priorities),
         waiting=order,
         clock=clock,
         random=lambda: 0.0,
     )
-    return PoolRuntime(
+    return ShownPool(
+        telemetry=telemetry,
+        overload=overload,
         name="",
-        reader=RequestReader(
-            models=models,
-            known_models=known_models,
-            policy=priorities,
-            max_body_bytes=1 << 20,
-            transfer_fields=client_fields(policy.disaggregation),
-        ),
+        reader=RequestReader(models=models, policy=priorities, max_body_bytes=1 << 20),
         view=PoolView(
             endpoints=FakeEndpoints(list(statuses), learned or {}),
             bookings=books.bookings,
@@ -161,7 +170,7 @@ def runtime(
             health=books.health,
             estimates=books.estimates,
             links=books.links,
-            hot=HotPrefixes(policy.hotspot),
+            hot=HotPrefixes(),
             turns=RoundRobin(),
             policy=policy,
             random=lambda: 0.0,
@@ -172,18 +181,14 @@ def runtime(
         pressure=pressure,
         admission=RequestAdmission(policy=priorities, pressure=pressure, queue=queue, clock=clock),
         books=books,
-        telemetry=telemetry,
-        overload=overload,
-        watch=RequestWatch(clock=clock),
-        degradations=DegradationLog(),
+        promise_of=telemetry.slo.promise_of,
+        watch=watch,
         reads=Pace(per_second=0.0, burst_seconds=0.0),
         full=queue.wake_at,
         first_pod=first_pod,
         clock=clock,
         legs=PrefillLegs(
             books=books,
-            telemetry=telemetry.prefill,
-            degradations=DegradationLog(),
             pages=prefill_pods or PodPages(),
             clock=clock,
         ),
@@ -196,7 +201,7 @@ async def explained(pool: PoolRuntime, facts: RequestFacts, body: bytes | None) 
     return picked
 
 
-async def decided(pool: PoolRuntime, facts: RequestFacts, body: bytes | None) -> Decision:
+async def decided(pool: ShownPool, facts: RequestFacts, body: bytes | None) -> Decision:
     """Pick, end the exchange, and return the decision."""
     exchange = await pick(facts, body, pool)
     exchange.finish()

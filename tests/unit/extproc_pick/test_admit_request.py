@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from extproc.admission.prepared_request import Picked
 from extproc.choosing import choose as choosing
 from extproc.choosing.room import Room
 from extproc.errors import (
@@ -21,10 +22,12 @@ from extproc.errors import (
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.pick import explain, pick
 from extproc.pods.endpoint import EndpointStatus
-from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass, PriorityPolicy
+from extproc.pods.inflight import Booking
+from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass
+from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.values import PickPolicy
 from extproc.pools.booked_exchange import BookedExchange
-from extproc.prompts.token_ids import PromptTokens
+from extproc.prompts.tokenized_prompt import PromptTokens
 from tests.unit.extproc_pick.pick_fakes import FakeEndpoints, FakePrompts, chat, facts, pod, runtime, tokens
 
 
@@ -91,8 +94,6 @@ async def test_a_request_waits_while_every_endpoint_is_full_and_goes_when_one_is
     desk = Desk(full("a"), full("b"))
     task = desk.start()
     await desk.waiting(1)
-    [ticket] = desk.queue.waiting
-    assert (ticket.requested_model, ticket.pool, ticket.body_bytes) == ("tiny", "tiny", len(chat()))
     desk.become(full("a"), pod("b"))
     assert (await task, sum(desk.queue.depth.values())) == ("b", 0)
 
@@ -113,6 +114,26 @@ async def test_nobody_overtakes_those_who_wait_and_the_important_do() -> None:
         while len(order) < 3:
             await asyncio.sleep(0)
     assert order == ["critical", "standard", "standard"]
+
+
+async def test_a_client_that_leaves_in_the_turn_that_books_its_request_leaves_no_booking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk(full("a"))
+    task = desk.start()
+    await desk.waiting(1)
+    book = desk.pool.books.book
+
+    def book_and_leave(picked: Picked) -> Booking:
+        task.cancel()
+        return book(picked)
+
+    monkeypatch.setattr(desk.pool.books, "book", book_and_leave)
+    desk.become(pod("a"))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert desk.pool.books.open_requests == 0
+    assert desk.bookings.totals("a", now=desk.pool.clock()).requests == 0
 
 
 async def test_a_sheddable_request_is_refused_at_once_where_its_target_cannot_be_met() -> None:

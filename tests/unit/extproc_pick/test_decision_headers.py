@@ -5,14 +5,25 @@ import asyncio
 import pytest
 
 from extproc.errors import InternalPickError, UnknownModelError
+from extproc.ledger.access_log import NameHashes, record_of_decision
+from extproc.ledger.facts import Decided, Ended
+from extproc.models.models import ModelTable
 from extproc.pick import pick
-from extproc.pools.decision_headers import DECISION_HEADER, PREDICTED_HEADER, new_decision_id, predicted_anew
-from extproc.pools.pool_runtime import PoolRuntime
+from extproc.pools.plan_response import DECISION_HEADER, PREDICTED_HEADER, new_decision_id, predicted_anew
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
-from extproc.prompts.token_ids import PromptTokens
-from extproc.records.access_log import NameHashes, record_of_decision
-from extproc.records.request_events import Decided, Ended
-from tests.unit.extproc_pick.pick_fakes import FakeIndex, FakePrompts, Hits, chat, facts, pod, runtime, tokens
+from extproc.prompts.tokenized_prompt import PromptTokens
+from tests.unit.extproc_pick.pick_fakes import (
+    ONE_MODEL,
+    FakeIndex,
+    FakePrompts,
+    Hits,
+    ShownPool,
+    chat,
+    facts,
+    pod,
+    runtime,
+    tokens,
+)
 
 KEYS = PromptKeys(keys=bytes(range(240)), tokens_each=16)  # 30 keys
 WARM = IndexHits(prompts=[Hits({"a": 30})], keys=[KEYS], states={"a": "live"})
@@ -29,10 +40,10 @@ class Observer:
 
 
 def telling(
-    prompts: FakePrompts | None = None, *, known_models: frozenset[str] = frozenset(), **changes: object
-) -> tuple[PoolRuntime, Observer]:
+    prompts: FakePrompts | None = None, *, models: ModelTable = ONE_MODEL, **changes: object
+) -> tuple[ShownPool, Observer]:
     some_prompts = prompts or FakePrompts(tokens(500))
-    a_pool = runtime(pod("a"), index=FakeIndex(WARM), prompts=some_prompts, known_models=known_models)
+    a_pool = runtime(pod("a"), index=FakeIndex(WARM), prompts=some_prompts, models=models)
     a_pool.tells_decisions = True
     observer = Observer()
     a_pool.watch.observers.append(observer)
@@ -54,14 +65,17 @@ async def test_the_answers_id_is_that_of_the_decision_on_the_page_and_in_the_acc
     assert [line.predicted_cached_tokens for line in lines] == [480, 480]
 
 
-async def test_nothing_is_predicted_where_the_prompts_tokens_are_not_known() -> None:
-    a_pool, _ = telling(FakePrompts(PromptTokens()))
+@pytest.mark.parametrize(
+    "found", [PromptTokens(), PromptTokens(estimated_tokens=900), PromptTokens(chunks=bytes(16), chunk_tokens=128)]
+)
+async def test_nothing_is_predicted_where_the_prompts_tokens_are_not_known(found: PromptTokens) -> None:
+    a_pool, _ = telling(FakePrompts(found))
     exchange = await pick(facts(), chat(), a_pool)
     assert set(exchange.response_headers) == {DECISION_HEADER}
 
 
 async def test_a_refusal_names_its_decision_too_and_so_does_a_defect() -> None:
-    a_pool, observer = telling(known_models=frozenset({"other"}))
+    a_pool, observer = telling(models=ModelTable(only_listed=True))
     with pytest.raises(UnknownModelError) as refused:
         await pick(facts(), chat(), a_pool)
     a_pool, defect_observer = telling(FakePrompts(ValueError("a defect")))

@@ -5,15 +5,15 @@ import asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.choosing.stream_room import UNLEARNED
+from extproc.ledger import metrics
 from extproc.pick import explain, pick
 from extproc.pods.endpoint import EndpointStatus
-from extproc.policy.priority import DegradationStep, PriorityClass, PriorityPolicy, StepKind
+from extproc.policy.priority import DegradationStep, PriorityClass, StepKind
+from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.values import PickPolicy
-from extproc.pools.pool_runtime import PoolRuntime
 from extproc.prefixes.prompt_match import IndexHits
-from extproc.replicas.shared_load import EndpointBookings, SharedView
-from extproc.telemetry import metrics
-from tests.unit.extproc_pick.pick_fakes import FakeEndpoints, FakeIndex, chat, facts, pod, runtime
+from extproc.shared.shared_load import EndpointBookings, SharedView
+from tests.unit.extproc_pick.pick_fakes import FakeEndpoints, FakeIndex, ShownPool, chat, facts, pod, runtime
 
 ALONE, STREAM = 0.010, 0.001
 CLASSES = {
@@ -32,7 +32,7 @@ def busy(address: str, running: int) -> EndpointStatus:
 
 def pool(
     *statuses: EndpointStatus, learns: bool = True, index: FakeIndex | None = None, shadow: bool = False
-) -> PoolRuntime:
+) -> ShownPool:
     priorities = PriorityPolicy(classes=CLASSES, default_class="batch", trust_objective=True, shadow=shadow)
     loop = asyncio.get_running_loop()
     began = loop.time() - 1.0  # the pods' reports are of now
@@ -61,14 +61,14 @@ def with_chats(count: int) -> FakeIndex:
     return FakeIndex(IndexHits(view=SharedView(others=others, replicas=1)))
 
 
-def become(made: PoolRuntime, *statuses: EndpointStatus) -> None:
+def become(made: ShownPool, *statuses: EndpointStatus) -> None:
     endpoints = made.view.endpoints
     assert isinstance(endpoints, FakeEndpoints)
     endpoints.statuses[:] = statuses
     made.books.freed()
 
 
-async def winner(made: PoolRuntime, of: str) -> str:
+async def winner(made: ShownPool, of: str) -> str:
     async with asyncio.timeout(2.0):
         return (await pick(facts(objective=of), chat(), made)).endpoints[0]
 
@@ -85,7 +85,7 @@ async def test_a_class_goes_where_its_promise_holds_and_waits_where_it_holds_now
     assert await waits == "b"
 
 
-def held(made: PoolRuntime) -> dict[tuple[str, ...], float]:
+def held(made: ShownPool) -> dict[tuple[str, ...], float]:
     """How many picks a promise has kept from a pod, by class and how."""
     families = text_string_to_metric_families(made.telemetry.registry.text().decode())
     return {
@@ -156,7 +156,7 @@ async def test_a_retry_takes_the_promise_along_and_the_end_ends_it() -> None:
         exchange.endpoints[0]: {"chat": 1}
     }
     other = "b" if exchange.endpoints[0] == "a" else "a"
-    exchange.move([other])
+    exchange.move([other], {})
     assert made.books.own_bookings()[other].promised == {"chat": 1}
     exchange.finish()
     assert made.books.own_bookings() == {}

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from extproc.ledger.access_log import AccessRecord, add_end
+from extproc.ledger.facts import Decided, Ended
 from extproc.pages.decision_state import decision_state
 from extproc.pick import pick
 from extproc.policy.disaggregation import Disaggregation, OffloadRule
 from extproc.pools.booked_exchange import BookedExchange
-from extproc.pools.pool_runtime import PendingPick, PoolRuntime
-from extproc.records.access_log import AccessRecord, add_end
-from extproc.records.request_events import Decided, Ended
 from kvmesh.pods.http_response import HttpResponse
-from tests.unit.extproc_pick.pick_fakes import chat, explained, facts
+from tests.unit.extproc_pick.pick_fakes import ShownPool, chat, explained, facts
 from tests.unit.extproc_pick.test_prefill import (
     ANSWER,
     PARAMETERS,
@@ -82,7 +81,7 @@ class Watching:
         self.ends.append(ended)
 
 
-def racing_pool(pods: PrefillPods, *names: str, policy: Disaggregation = RACES) -> PoolRuntime:
+def racing_pool(pods: PrefillPods, *names: str, policy: Disaggregation = RACES) -> ShownPool:
     return split_pool(pods, *names, disaggregation=policy)
 
 
@@ -93,18 +92,18 @@ def engine(exchange: BookedExchange) -> str:
     return said
 
 
-def races(pool: PoolRuntime) -> dict[str, float]:
+def races(pool: ShownPool) -> dict[str, float]:
     return counted(pool, "kvmesh_prefill_races_total")
 
 
-def legs(pool: PoolRuntime) -> set[tuple[str, str, float]]:
+def legs(pool: ShownPool) -> set[tuple[str, str, float]]:
     """Return the legs that were counted: endpoint, outcome, how many."""
     lines = pool.telemetry.registry.text().decode().splitlines()
     found = [re.fullmatch(r'kvmesh_prefill_legs_total{endpoint="(.+)",outcome="(.+)"} (.+)', line) for line in lines]
     return {(line[1], line[2], float(line[3])) for line in found if line is not None}
 
 
-def cost(pool: PoolRuntime, name: str) -> float:
+def cost(pool: ShownPool, name: str) -> float:
     lines = pool.telemetry.registry.text().decode().splitlines()
     (line,) = [line for line in lines if line.startswith(f"kvmesh_prefill_race_lost_{name}_total ")]
     return float(line.split()[1])
@@ -191,13 +190,13 @@ async def test_a_client_that_leaves_between_its_booking_and_its_legs_leaves_no_b
     pods = RacingPods("p1", "p2")
     pool = racing_pool(pods, "p1", "p2", "d", policy=policy)
     picked = await explained(pool, facts(), chat())
-    exchange = pool.book(picked, PendingPick(facts()))
+    exchange = pool.book(picked, pool.begin(facts()))
     assert {"p1", "d"} <= set(booked(pool))
     exchange.finish()  # as the queue does with what it has booked for a client that has left
     assert (booked(pool), pool.books.open_requests, pods.asked) == ({}, 0, [])
 
 
-async def asked_of(pool: PoolRuntime, pods: PrefillPods, prompts: int) -> Sequence[int]:
+async def asked_of(pool: ShownPool, pods: PrefillPods, prompts: int) -> Sequence[int]:
     """Return to how many pods each of so many requests went."""
     numbers = []
     for _ in range(prompts):
@@ -235,7 +234,7 @@ async def test_a_decision_says_whether_it_is_raced_and_why() -> None:
     assert no is not None
     assert yes is not None
     assert (no.races, no.race) == (False, "0.5 of the prompts may be raced, and as many were of late")
-    assert (yes.races, yes.race) == (True, "p2, the second best, would take 0.095 s")
+    assert (yes.races, yes.race) == (True, "p2, the second best, would take 0.145 s")
     assert any("race: none (0.5 of the prompts" in line for line in lines_of(shown[0]))
     assert any("race: two prefill pods at once (p2," in line for line in lines_of(shown[1]))
 

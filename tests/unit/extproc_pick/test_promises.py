@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from extproc.answers.promise import TokenTargets
 from extproc.errors import (
     InternalPickError,
     MalformedRequestError,
@@ -18,14 +19,13 @@ from extproc.errors import (
 )
 from extproc.pick import pick, prepare
 from extproc.pods.endpoint import Reachability
-from extproc.policy.priority import FAIRNESS_HEADER, PriorityClass, PriorityPolicy, Quota
+from extproc.policy.priority import FAIRNESS_HEADER, PriorityClass, Quota
+from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.values import PickPolicy
 from extproc.pools.booked_exchange import BookedExchange
-from extproc.pools.pool_runtime import PoolRuntime
-from extproc.quotas.shared_quotas import Quotas
-from extproc.slo.promise import TokenTargets
+from extproc.shared.shared_quotas import Quotas
 from kvmesh.redis.link import RedisLink
-from tests.unit.extproc_pick.pick_fakes import FakePrompts, chat, facts, pod, runtime
+from tests.unit.extproc_pick.pick_fakes import FakePrompts, ShownPool, chat, facts, pod, runtime
 
 TARGETS = TokenTargets(ttft_seconds=2.0, inter_token_seconds=0.1)
 PRIORITIES = PriorityPolicy(classes={"standard": PriorityClass(ttft_seconds=2.0)})
@@ -40,7 +40,7 @@ class Desk:
     seconds: float = 0.0
     ready: bool = True
     now: float = 100.0
-    pool: PoolRuntime = field(init=False)
+    pool: ShownPool = field(init=False)
 
     def __post_init__(self) -> None:
         desk = self
@@ -205,9 +205,9 @@ async def test_refusals_break_a_promise_unless_they_are_the_clients_own_doing(
     error: PickError, is_missed: bool
 ) -> None:
     desk = Desk()
-    pending = desk.pool.begin(facts())
-    await prepare(facts(), STREAM, desk.pool, pending)
-    desk.pool.without_decision(pending, error)
+    draft = desk.pool.begin(facts())
+    await prepare(STREAM, draft, desk.pool)
+    desk.pool.without_decision(draft, error)
     assert desk.counted("target", "outcome") == ({("all", "refused"): 1} if is_missed else {})
 
 
@@ -216,10 +216,10 @@ async def test_a_client_that_leaves_before_its_request_is_sent_has_waited_too_lo
     waited: float, late: bool
 ) -> None:
     desk = Desk()
-    pending = desk.pool.begin(facts())
-    await prepare(facts(), STREAM, desk.pool, pending)
+    draft = desk.pool.begin(facts())
+    await prepare(STREAM, draft, desk.pool)
     desk.now += waited
-    desk.pool.without_decision(pending, asyncio.CancelledError())
+    desk.pool.without_decision(draft, asyncio.CancelledError())
     assert desk.counted("role", "target", "outcome") == (
         {("none", "ttft", "late"): 1, ("none", "all", "late"): 1} if late else {}
     )

@@ -20,28 +20,31 @@ from extproc.errors import (
     UnknownModelError,
     UnsupportedEncodingError,
 )
-from extproc.local.explain import render
+from extproc.ledger.access_log import NameHashes, record_of_decision
+from extproc.ledger.facts import Arrival, Decided, DecisionRecord, RequestOutcome
 from extproc.pages.decision_state import decision_state
 from extproc.pages.picker_state import ShadowState
 from extproc.pick import explain, pick
 from extproc.pods.endpoint import EndpointStatus
 from extproc.policy.disaggregation import Disaggregation, OffloadRule, Protocol
-from extproc.policy.priority import (
-    DEFAULT_CLASSES,
-    DegradationStep,
-    PriorityClass,
-    PriorityPolicy,
-    Quota,
-    StepKind,
-)
+from extproc.policy.priority import DEFAULT_CLASSES, DegradationStep, PriorityClass, Quota, StepKind
+from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.values import PickPolicy
 from extproc.pools.booked_exchange import BookedExchange
-from extproc.pools.pool_runtime import PoolRuntime
-from extproc.quotas.shared_quotas import Quotas
-from extproc.records.access_log import NameHashes, record_of_decision
-from extproc.records.request_events import Decided, DecisionRecord, RequestOutcome
+from extproc.shared.shared_quotas import Quotas
 from kvmesh.redis.link import RedisLink
-from tests.unit.extproc_pick.pick_fakes import FakeIndex, FakePrompts, chat, facts, pod, runtime, tokens
+from operate.local.explain import render
+from tests.unit.extproc_pick.pick_fakes import (
+    ONE_MODEL,
+    FakeIndex,
+    FakePrompts,
+    ShownPool,
+    chat,
+    facts,
+    pod,
+    runtime,
+    tokens,
+)
 from tests.unit.extproc_pick.test_prefill import ALWAYS, ANSWER, PrefillPods, split_pool
 
 SHEDDABLE = facts(objective="sheddable")
@@ -54,7 +57,7 @@ def full(address: str) -> EndpointStatus:
     return pod(address, waiting_requests=50, running_requests=50)
 
 
-def counted(pool: PoolRuntime, name: str = "kvmesh_shadow_decisions_total") -> dict[tuple[str, ...], float]:
+def counted(pool: ShownPool, name: str = "kvmesh_shadow_decisions_total") -> dict[tuple[str, ...], float]:
     families = text_string_to_metric_families(pool.telemetry.registry.text().decode())
     samples = [sample for family in families for sample in family.samples if sample.name == name and sample.value]
     return {
@@ -63,7 +66,7 @@ def counted(pool: PoolRuntime, name: str = "kvmesh_shadow_decisions_total") -> d
 
 
 async def sent(
-    pool: PoolRuntime, request: Any = None, body: bytes | None = None
+    pool: ShownPool, request: Any = None, body: bytes | None = None
 ) -> tuple[BookedExchange, DecisionRecord]:
     exchange = await pick(request or facts(), chat() if body is None else body, pool)
     exchange.finish()
@@ -81,7 +84,7 @@ def with_steps(*steps: DegradationStep, sheddable: bool = True, shadow: bool = T
     return PickPolicy(priorities=PriorityPolicy(classes={**DEFAULT_CLASSES, "standard": pressed}, shadow=shadow))
 
 
-def pressed(pool: PoolRuntime, *steps: DegradationStep) -> PoolRuntime:
+def pressed(pool: ShownPool, *steps: DegradationStep) -> ShownPool:
     """Have these steps in force."""
     taken = pool.pressure._degradation.measures("standard", pressure=1000.0, now=1.0, pool="tiny")
     assert taken.steps == steps
@@ -127,7 +130,7 @@ async def test_those_that_wait_go_when_the_policy_goes_into_shadow() -> None:
     assert (await asyncio.wait_for(task, timeout=1.0)).endpoints[0] == "a"
 
 
-def limited(quota: Quota, *, shadow: bool = True) -> PoolRuntime:
+def limited(quota: Quota, *, shadow: bool = True) -> ShownPool:
     priorities = replace(SHADOW, quotas=(quota,), shadow=shadow)
     quotas = Quotas(RedisLink("redis://127.0.0.1:1"), hash_seed="", quotas=(quota,), clock=lambda: 1.0)
     quotas.is_shadow = shadow
@@ -221,7 +224,7 @@ async def test_a_step_that_would_not_change_the_request_is_not_counted() -> None
     assert (codes(record), counted(pool)) == ([], {})
 
 
-def split(disaggregation: Disaggregation = ALWAYS) -> tuple[PoolRuntime, PrefillPods]:
+def split(disaggregation: Disaggregation = ALWAYS) -> tuple[ShownPool, PrefillPods]:
     pods = PrefillPods(p=ANSWER)
     pool = split_pool(pods, "p", "d", disaggregation=disaggregation)
     pool.view = replace(pool.view, policy=replace(pool.view.policy, priorities=SHADOW))
@@ -250,7 +253,7 @@ async def test_decode_pods_that_compute_no_prompts_have_them_computed_also_in_sh
 
 
 async def test_what_is_no_decision_about_load_is_refused_also_in_shadow() -> None:
-    pool = runtime(pod("a"), policy=PickPolicy(priorities=SHADOW), known_models=frozenset({"tiny"}))
+    pool = runtime(pod("a"), policy=PickPolicy(priorities=SHADOW), models=replace(ONE_MODEL, only_listed=True))
     with pytest.raises(UnknownModelError):
         await sent(pool, body=chat("other"))
     with pytest.raises(MalformedRequestError):
@@ -286,16 +289,7 @@ async def test_a_decision_shows_what_was_withheld_on_pages_and_in_the_access_log
     text = io.StringIO()
     render(shown, console=Console(file=text, width=200))
     assert "in shadow: would wait (admission, full): no pod has room" in text.getvalue()
-    decided = Decided(
-        number=1,
-        pool="",
-        outcome_kind=RequestOutcome.ROUTED,
-        record=record,
-        endpoint="a",
-        started_unix_ns=0,
-        seconds=0.0,
-        phases={},
-    )
+    decided = Decided(arrival=Arrival(), outcome_kind=RequestOutcome.ROUTED, record=record, endpoint="a")
     assert record_of_decision(decided, NameHashes(b"key")).shadow == ("wait:full",)
 
 

@@ -8,13 +8,13 @@ from statistics import fmean
 
 import pytest
 
-from extproc.choosing.health import EndpointHealth
+from bench.virtual_pod import VirtualPod
+from extproc.choosing.endpoint_health import EndpointHealth
 from extproc.pods.endpoint import Candidate
 from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.priority import OverloadPolicy
-from kvmesh.pods.pod_report import EndpointLoad
-from podsim.core.scheduler import EngineSettings, Generation, Scheduler, State, Step
+from podsim.core.scheduler import EngineSettings, Generation, State
 from tests.unit.extproc_choosing.pick_candidates import candidate, load
 from tests.unit.extproc_choosing.room_of import Saturation
 
@@ -37,31 +37,19 @@ class Run:
     """One pod, its requests, and what the picker makes of them."""
 
     def __init__(self, engine: EngineSettings, *, gated: bool) -> None:
-        self.pod, self.gated, self.now = Scheduler(engine), gated, 0.0
+        self.pod, self.gated, self.now = VirtualPod("a", engine), gated, 0.0
         self.estimates = LatencyEstimates(tokens_per_second=PRIOR)
         self.bookings = Bookings(tokens_per_second=PRIOR)
         self.saturation = Saturation(OverloadPolicy(), estimates=self.estimates, health=EndpointHealth())
         self.queue: list[tuple[int, int]] = []  # prompt tokens, output tokens
         self.sent: dict[Generation, Sent] = {}
         self.served: list[tuple[float, Sent]] = []
-        self.first_tokens = self.ended = self.computed = 0
-        self.first_token_seconds = self.prefill_seconds = 0.0
         self.last = load()
 
     def report(self) -> None:
-        self.last = EndpointLoad(
-            waiting_requests=self.pod.waiting,
-            running_requests=self.pod.running,
-            kv_usage=self.pod.pool.usage,
-            prefix_hit_tokens=self.pod.totals.hit_tokens,
-            prefix_query_tokens=self.pod.totals.queried_tokens,
-            reported_at=self.now,
-            prefill_seconds_sum=self.prefill_seconds,
-            prefill_count=self.ended,
-            prefill_computed_tokens=self.computed,
-            first_token_seconds_sum=self.first_token_seconds,
-            first_token_count=self.first_tokens,
-        )
+        reported = self.pod.report(self.now).load
+        assert reported is not None
+        self.last = reported
         self.estimates.report("a", self.last, now=self.now)
         seconds = self.estimates.pace("a").first_token_seconds
         self.bookings.reported("a", self.last, first_token_seconds=seconds)
@@ -96,21 +84,14 @@ class Run:
             self.estimates.promised("a", seconds=self.sent[generation].promised)
             self.pod.add(generation)
 
-    def end(self, step: Step) -> None:
-        for generation in self.pod.finish_step(step, self.now).produced:
+    def end(self) -> None:
+        for generation in self.pod.finish_step(self.now)[0].produced:
             sent = self.sent[generation]
             if generation.produced == 1:
                 sent.ttft = self.now - generation.arrived_at
-                self.first_tokens += 1
-                self.first_token_seconds += sent.ttft
             if generation.state is State.FINISHED:
                 del self.sent[generation]
                 self.bookings.release(sent.booking)
-                self.ended += 1
-                self.computed += generation.prompt_tokens
-                assert generation.first_token_at is not None
-                assert generation.admitted_at is not None
-                self.prefill_seconds += generation.first_token_at - generation.admitted_at
                 self.served.append((self.now, sent))
 
 
@@ -134,7 +115,7 @@ def offer(made: Run, *phases: Phase) -> list[float | None]:
             step = step or made.pod.begin_step(made.now)
             made.now = min(arrival, report, step.ends_at if step else math.inf)
             if step is not None and made.now == step.ends_at:
-                made.end(step)
+                made.end()
                 step = None
             elif made.now == report:
                 made.report()

@@ -3,7 +3,8 @@
 from typing import Any
 
 from extproc.pods.endpoint import NO_TREND, EndpointTrend
-from extproc.pods.endpoint_samples import TrendWatch, restarted
+from extproc.pods.endpoint_samples import restarted
+from extproc.pods.scrape_target import TrendWatch
 from kvmesh.pods.pod_report import EndpointLoad
 from tests.unit.extproc_choosing.pick_candidates import load
 

@@ -19,30 +19,20 @@ spec:
     weights:
       {prefill-work: 3, decode-work: 1, prefix: 2, recent-prefix: 0.5, queue-depth: 1, active-requests: 1, kv-usage: 1,
        cache-room: 1, lora: 1, session: 1, memory-bandwidth: 1, turn: 0}
-    scales:
-      {prefillTokens: 100, decodeTokens: 200, queueRequests: 3, activeRequests: 4, requestTokens: 0,
-       recomputeFactor: 1.5, waitingTokens: 10, cacheTokens: 1000, memoryBytesPerSecond: 1.0e+12}
     fallbacks: 1
     sessionSeconds: 60
   prefixCache:
-    minimumHitRatio: 0.1
     alertHitRatio: 0.5
     tierWeights: {GPU: 1, CPU: 0.7, CPU_TIER1: 0.7, CPU_TIER2: 0.5, STORAGE: 0.4, FS: 0.4, OBJ: 0.3}
     recentSeconds: 3
-    unfollowedSeconds: 100
-    hotspot:
-      {enabled: true, pressure: 2, leastRequests: 4, windowSeconds: 3, copies: 2,
-       rememberSeconds: 30, mostPrefixes: 100}
+    copyHotPrefixes: false
   load:
     staleAfterSeconds: 3
     prefillTokensPerSecond: 5000
     overload:
-      {enabled: true, waitingRequests: 2, kvUsage: 0.9, backlogSeconds: 0.3, unknownRequests: 3, fullSeconds: 2,
-       slowStartSeconds: 5, queueRequests: 100, ageSeconds: 10, quantumTokens: 1024, shedLeave: 0.7,
-       leastRetrySeconds: 2, mostRetrySeconds: 30, retryJitter: 0.2}
-    health:
-      {failureShare: 0.4, leastRequests: 4, windowSeconds: 8, avoidSeconds: 4, longestAvoidSeconds: 40, slowFactor: 4,
-       slowFloorSeconds: 0.1, mostAvoidedShare: 0.3}
+      {enabled: true, waitingRequests: 2, kvUsage: 0.9, backlogSeconds: 0.3,
+       slowStartSeconds: 5, queueRequests: 100}
+    health: {failureShare: 0.4, avoidSeconds: 4}
   priorities:
     classes:
     - name: batch
@@ -55,7 +45,6 @@ spec:
       queueRequests: 50
       reservedShare: 0.1
       ceiling: 0.5
-      order: first-come
       refusalStatus: 429
       degrade:
       - {step: cap-output, tokens: 500, enter: 0.7, leave: 0.5, leastSeconds: 3}
@@ -84,8 +73,8 @@ spec:
   autoscale:
     both: {minReplicas: 1, maxReplicas: 4, scaleUp: {kvUsage: 0.9}, scaleDown: {kvUsage: 0.3}}
     prefill:
-      {minReplicas: 4, maxReplicas: 12, scaleUp: {queueRequests: 8, gpuUtilization: 0.8},
-       scaleDown: {queueRequests: 2, gpuUtilization: 0.4}}
+      {minReplicas: 4, maxReplicas: 12, scaleUp: {queueRequests: 8, kvUsage: 0.8},
+       scaleDown: {queueRequests: 2, kvUsage: 0.4}}
     decode:
       minReplicas: 8
       maxReplicas: 24
@@ -93,7 +82,7 @@ spec:
       scaleDown: {queueRequests: 4}
       variants:
       - {name: h100, selector: [{name: gpu, value: h100}], podHourPrice: 4.5, minReplicas: 1, maxReplicas: 8,
-         startSeconds: 120, deployment: decode-h100, prefillTokensPerSecond: 9000, decodeTokensPerSecond: 3000}
+         startSeconds: 120, prefillTokensPerSecond: 9000, decodeTokensPerSecond: 3000}
       - {name: l40s, selector: [{name: gpu, value: l40s}], podHourPrice: 1.5}
   models:
     onlyListed: true

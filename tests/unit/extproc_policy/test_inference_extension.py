@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from extproc.models.model_rules import resolve
-from extproc.models.models import ModelTable, ModelTarget
+from extproc.models.models import ModelTable, ModelTarget, resolve
 from extproc.policy.inference_extension import (
     Objective,
     RewriteRule,

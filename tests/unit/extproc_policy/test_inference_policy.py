@@ -15,7 +15,6 @@ from extproc.policy.priority import (
     DEFAULT_CLASSES,
     ClassRule,
     DegradationStep,
-    Order,
     PriorityClass,
     Quota,
     StepKind,
@@ -23,7 +22,7 @@ from extproc.policy.priority import (
 )
 from extproc.policy.reading import PolicyDocumentError
 from extproc.policy.spec import TargetRef
-from extproc.policy.values import HotspotPolicy, PickPolicy, Strategy
+from extproc.policy.values import PickPolicy, Strategy
 from tests.unit.extproc_policy.policy_documents import policy
 
 
@@ -68,14 +67,11 @@ def test_every_section_reaches_the_picker() -> None:
     classes = picked.priorities.classes
     assert picked.strategy is Strategy.PREFIX_AWARE
     assert (picked.weights["prefix"], "turn" in picked.weights) == (2.0, False)
-    assert (picked.scales.prefill_tokens, picked.fallbacks, picked.session_seconds) == (100.0, 1, 60.0)
-    assert (picked.minimum_hit_ratio, picked.alert_hit_ratio, picked.tier_weights["CPU"]) == (0.1, 0.5, 0.7)
-    assert (picked.recent_prefix_seconds, picked.unfollowed_prefix_seconds) == (3.0, 100.0)
-    assert picked.hotspot == HotspotPolicy(
-        pressure=2.0, least_requests=4, window_seconds=3.0, copies=2, remember_seconds=30.0, most_prefixes=100
-    )
+    assert (picked.fallbacks, picked.session_seconds) == (1, 60.0)
+    assert (picked.alert_hit_ratio, picked.tier_weights["CPU"]) == (0.5, 0.7)
+    assert (picked.recent_prefix_seconds, picked.copy_hot_prefixes) == (3.0, False)
     assert (picked.stale_after_seconds, picked.prefill_tokens_per_second) == (3.0, 5000.0)
-    assert (picked.priorities.overload.kv_usage, picked.health.slow_factor) == (0.9, 4.0)
+    assert (picked.priorities.overload.kv_usage, picked.health.avoid_seconds) == (0.9, 4.0)
     assert classes["critical"] == DEFAULT_CLASSES["critical"]
     assert classes["standard"] == msgspec.structs.replace(DEFAULT_CLASSES["standard"], ttft_seconds=2.0, ceiling=0.8)
     assert classes["batch"] == PriorityClass(
@@ -88,7 +84,6 @@ def test_every_section_reaches_the_picker() -> None:
         queue_requests=50,
         reserved_share=0.1,
         ceiling=0.5,
-        order=Order.FIRST_COME,
         refusal_status=429,
         degrade=(
             DegradationStep(step=StepKind.CAP_OUTPUT, tokens=500, enter=0.7, leave=0.5, least_seconds=3.0),
@@ -182,13 +177,6 @@ def test_a_policy_file_is_a_resource_or_its_spec_alone(document: Any) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        (
-            {"strategy": "kv-aware", "stale_after_seconds": 3},
-            "spec: stale_after_seconds, strategy: a policy file is an InferencePolicy or its spec now, in camel case "
-            "(docs/reference/policy.md has the new names)",
-        ),
-        ({"policy": {"scoring": {}}}, "spec: policy: a policy file is an InferencePolicy or its spec now"),
-        ({"load": {"overload": {"kv_usage": 1}}}, "spec: kv_usage: a policy file is an InferencePolicy or its spec"),
         ({"scoring": {"strategyy": "kv-aware"}}, "spec.scoring.strategyy: unknown field; the nearest valid one is"),
         ({"kind": "InferencePolicy", "spec": {}}, "apiVersion: must be kvmesh.io/v1alpha1, not null"),
         (policy(), "spec.targetRefs: this file holds for all pools of the picker"),
@@ -215,7 +203,7 @@ def test_a_policy_file_that_cannot_be_used_is_refused_with_what_to_do(document: 
             "spec.load.overload.waitingRequests: must be a whole number, not 1.5",
         ),
         ({"load": {"health": {"avoidSeconds": 99}}, "quotas": [{"tenant": "a"}]}, "spec.quotas[0]: limits nothing: "),
-        ({"prefixCache": {"minimumHitRatio": "0.5"}}, 'spec.prefixCache.minimumHitRatio: must be a number, not "0.5"'),
+        ({"prefixCache": {"alertHitRatio": "0.5"}}, 'spec.prefixCache.alertHitRatio: must be a number, not "0.5"'),
         ({"prefixCache": {"tierWeights": {"NVME": 1}}}, "spec.prefixCache.tierWeights.NVME: unknown field; "),
         ({"failureMode": "open"}, "spec.failureMode: must be one of FailClose, FailOpen, not "),
         ({"priorities": {"classes": [{"priority": 1}]}}, "spec.priorities.classes[0].name: is missing"),
@@ -269,10 +257,6 @@ def test_a_policy_file_that_cannot_be_used_is_refused_with_what_to_do(document: 
         (
             {"autoscale": {"both": {"variants": [{"name": "a", "selector": [], "podHourPrice": 1}]}}},
             "spec.autoscale.both.variants[0].selector: selector needs a label at least: ",
-        ),
-        (
-            {"autoscale": {"both": {"deployment": "llama", "variants": [VARIANT]}}},
-            "spec.autoscale.both.deployment: with variants, deployment stands in each of them",
         ),
         (
             {"autoscale": {"both": {"variants": [VARIANT, VARIANT]}}},
@@ -365,10 +349,6 @@ def test_what_is_no_such_resource_is_refused(change: dict[str, Any], message: st
         (
             {"scoring": {"strategy": "round-robin", "weights": {"turn": 0}}},
             "spec.scoring.weights: every weight is 0",
-        ),
-        (
-            {"load": {"overload": {"leastRetrySeconds": 99}}},
-            "spec.load.overload: leastRetrySeconds must not be above mostRetrySeconds",
         ),
         (
             {"autoscale": {"both": {"scaleUp": {"kvUsage": 0.2}, "scaleDown": {"kvUsage": 0.3}}}},

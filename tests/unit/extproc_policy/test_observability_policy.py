@@ -12,14 +12,14 @@ from extproc.policy.values import ObservabilityPolicy, PickPolicy
 
 def test_by_default_all_is_written_down_and_no_text_and_no_money_is_shown() -> None:
     assert PickPolicy().observability == ObservabilityPolicy(
-        sample_share=None, audit_share=1.0, show_prompt_text=False, gpu_hour_price=0.0, currency="USD"
+        sample_share=None, audit_share=1.0, show_prompt_text=False, pod_hour_price=0.0, currency="USD"
     )
 
 
 def test_the_policy_says_what_is_meant() -> None:
-    given = {"sampleShare": 0.5, "auditShare": 0.25, "showPromptText": True, "gpuHourPrice": 2.5, "currency": "EUR"}
+    given = {"sampleShare": 0.5, "auditShare": 0.25, "showPromptText": True, "podHourPrice": 2.5, "currency": "EUR"}
     assert pick_policy(read_spec({"observability": given}))[0].observability == ObservabilityPolicy(
-        sample_share=0.5, audit_share=0.25, show_prompt_text=True, gpu_hour_price=2.5, currency="EUR"
+        sample_share=0.5, audit_share=0.25, show_prompt_text=True, pod_hour_price=2.5, currency="EUR"
     )
 
 
@@ -27,7 +27,7 @@ def test_the_policy_says_what_is_meant() -> None:
     ("given", "words"),
     [
         ({"auditShare": 2}, "auditShare: must be between 0 and 1, not 2"),
-        ({"gpuHourPrice": -0.1}, "gpuHourPrice: must be between 0 and 1000000, not -0.1"),
+        ({"podHourPrice": -0.1}, "podHourPrice: must be between 0 and 1000000, not -0.1"),
         ({"currency": "waytoolong"}, "currency: must have 1 to 8 characters, not 10"),
         ({"currency": ""}, "currency: must have 1 to 8 characters, not 0"),
         ({"currency": "$"}, 'currency: must be letters, not "$"'),

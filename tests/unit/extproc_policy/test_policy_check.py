@@ -2,6 +2,7 @@
 
 import json
 import random
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,21 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from extproc.policy.check import ERROR, check_text
-from extproc.policy.commands import app
-from extproc.policy.inference_policy import parse_inference_policy
+from extproc.policy.inference_policy import parse_inference_policy, read_policy_file
 from extproc.policy.reading import PolicyDocumentError
-from extproc.policy.yaml_lines import document_nodes, line_of
 from kvmesh.documents.document_files import DocumentFileError, read_documents
-from tests.unit.extproc_policy.mesh_documents import inference_policy, inference_pool, objective, service
+from operate.policy.check import ERROR, Checked, Source, check_sources, document_nodes, line_of
+from operate.policy.commands import app
 from tests.unit.extproc_policy.policy_documents import WHOLE, policy
 from tests.unit.extproc_policy.policy_mutations import mutated
+from tests.unit.extproc_reach.mesh_documents import inference_policy, inference_pool, objective, service
 
 MESH = inference_policy("istio-system/mesh", {"scoring": {"strategy": "kv-aware", "weights": {"session": 2}}})
 POOL = inference_pool("a/llama")
+
+
+def check_text(file: str, text: bytes) -> list[Checked]:
+    return check_sources([Source(file, text)], root_namespace="istio-system", now=datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def run(*arguments: str, stdin: str | None = None) -> tuple[int, list[str]]:
@@ -37,28 +41,30 @@ def write(path: Path, *documents: Any) -> str:
 
 def test_each_document_of_each_file_is_judged_with_its_place(tmp_path: Path) -> None:
     bad = inference_policy("a/bad", {"scoring": {"weights": {"prefx": 1}}})
-    doubtful = inference_policy("a/doubtful", {"prefixCache": {"minimumHitRatio": 0.99}})
+    doubtful = inference_policy("a/doubtful", {"load": {"overload": {"kvUsage": 0.01}}})
     file = write(tmp_path / "all.yaml", MESH, bad, doubtful, objective("a/chat", pool="llama", priority=1))
     broken = tmp_path / "broken.yaml"
     broken.write_text("a: [", encoding="utf-8")
     code, lines = run(file, str(broken))
     text = Path(file).read_text(encoding="utf-8").splitlines()
     assert code == 1
-    at = {word: number for number, line in enumerate(text, 1) for word in ("prefx", "minimumHitRatio") if word in line}
+    at = {word: number for number, line in enumerate(text, 1) for word in ("prefx", "kvUsage") if word in line}
     begins = [number + 1 for number, line in enumerate(text, 1) if line == "---"]
     assert lines[:3] == [
         f"{file}:1: InferencePolicy istio-system/mesh: ok",
         f"{file}:{at['prefx']}: InferencePolicy a/bad: ERROR spec.scoring.weights.prefx: unknown field; "
-        "the nearest valid one is 'prefix'",
+        "the nearest valid one is 'prefix'; nothing of it is in force",
         f"{file}:{begins[1]}: InferencePolicy a/doubtful: ok",
     ]
-    where = f"{file}:{at['minimumHitRatio']}: InferencePolicy a/doubtful: warning spec.prefixCache.minimumHitRatio: "
+    where = f"{file}:{at['kvUsage']}: InferencePolicy a/doubtful: warning spec.load.overload.kvUsage: "
     assert lines[3].startswith(where)
     assert lines[4] == f"{file}:{begins[2]}: InferenceObjective a/chat: ok"
     assert lines[5].startswith(f"{broken}:2: ERROR line 2, column 1: ")
-    code, lines = run("--json", file)
+    code, lines = run("-o", "json", file)
     shown = msgspec.json.decode("\n".join(lines))
-    assert [(each["document"], bool(each["error"]), each["line"]) for each in shown] == [
+    assert [
+        (each["document"], any(found["level"] == "error" for found in each["findings"]), each["line"]) for each in shown
+    ] == [
         ("InferencePolicy istio-system/mesh", False, 1),
         ("InferencePolicy a/bad", True, begins[0]),
         ("InferencePolicy a/doubtful", False, begins[1]),
@@ -67,37 +73,33 @@ def test_each_document_of_each_file_is_judged_with_its_place(tmp_path: Path) -> 
     assert shown[1]["findings"][0]["path"] == "spec.scoring.weights.prefx"
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("scoring: {strategy: kv-aware}", "`spec`"),
-        ("spec:\n  scoring: {strategy: kv-aware}", "`spec`"),
-        ("classes: [{name: batch, sheddable: true}]", "`spec.priorities`"),
-        ("served: [{name: org/llama}]", "`spec.models`"),
-    ],
-)
-def test_a_policy_without_its_envelope_is_taken_with_a_note_and_printed_as_a_resource(text: str, what: str) -> None:
+@pytest.mark.parametrize("text", ["scoring: {strategy: kv-aware}", "spec:\n  scoring: {strategy: kv-aware}"])
+def test_a_policy_without_its_envelope_is_taken_with_a_note_and_printed_as_a_resource(text: str) -> None:
     (checked,) = check_text("my Policy.yaml", text.encode())
     assert not checked.is_wrong
-    (note,) = checked.shown()["notes"]
-    assert what in note
+    (note,) = [remark.message for remark in checked.remarks if remark.level == "note"]
     assert "--resource" in note
     code, lines = run("--resource", "-", stdin=text)
     assert code == 0
     printed = "\n".join(line for line in lines if not line.startswith("stdin:"))
     (document,) = yaml.safe_load_all(printed)
-    given = yaml.safe_load(text)
-    inner = what.strip("`").split(".")
     assert document["metadata"]["name"] == "stdin"
-    expected = given.get("spec", given)
-    assert document["spec"] == ({inner[1]: expected} if len(inner) == 2 else expected)
+    assert document["spec"] == {"scoring": {"strategy": "kv-aware"}}
+
+
+@pytest.mark.parametrize("text", ["classes: [{name: batch, sheddable: true}]", "served: [{name: org/llama}]"])
+def test_a_section_alone_is_no_policy_here_nor_for_a_picker(text: str) -> None:
+    (checked,) = check_text("my Policy.yaml", text.encode())
+    assert checked.is_wrong
+    with pytest.raises(PolicyDocumentError):
+        read_policy_file(yaml.safe_load(text))
 
 
 def test_the_line_of_a_mistake_is_right_whatever_the_form() -> None:
     for text, line in (
         ("scoring:\n  weights:\n    prefix: 1\n    prefx: 2", 4),
         ("spec:\n  quotas:\n    - {tenant: a, requestsPerMinute: 1}\n    - tenant: b\n      requestsPerMinut: 1", 5),
-        ("classes:\n  - name: chat\n    priority: 1\n  - name: batch\n    priorit: 2", 5),
+        ("priorities:\n  classes:\n  - name: chat\n    priority: 1\n  - name: batch\n    priorit: 2", 6),
         ("# a comment\n---\n# another\nfailureMode: Fail", 4),
     ):
         (checked,) = check_text("one.yaml", text.encode())
@@ -118,12 +120,10 @@ def test_what_is_neither_document_nor_policy_is_an_error_and_other_kinds_are_pas
 ) -> None:
     (checked,) = check_text("one.yaml", b"scorng: {strategy: kv-aware}")
     assert "nearest valid one is 'scoring'" in checked.remarks[0].message
-    (former,) = check_text("one.yaml", b"strategy: kv-aware\n")
-    assert "in camel case" in former.remarks[0].message
     (wrong,) = check_text("one.yaml", b"apiVersion: kvmesh.io/v1\nkind: InferencePolicy\nmetadata: {name: a}\n")
     assert "apiVersion" in wrong.remarks[0].message
     (empty,) = check_text("one.yaml", b"{}")  # the default policy
-    assert [remark.level for remark in empty.remarks] == ["warning", "note"]
+    assert [remark.level for remark in empty.remarks] == ["note", "warning"]
     others = [{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}}, {"kind": "Kustomization"}]
     assert run(write(tmp_path / "others.yaml", *others)) == (0, ["no policies in these files"])
 

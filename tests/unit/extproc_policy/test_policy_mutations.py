@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from extproc.policy.crd import policy_schema
 from extproc.policy.inference_policy import parse_inference_policy
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.reading import PolicyDocumentError
-from extproc.policy.warnings import merged_warnings, warnings
+from extproc.reach.warnings import merged_warnings, warnings
 from tests.kube_api.schemas import admit
 from tests.unit.extproc_policy.policy_documents import SMALL, path_exists, policy
 from tests.unit.extproc_policy.policy_mutations import mutated
+from tools.policy_crd import policy_schema
 
 SEEDS, MUTATIONS = (6, 7, 8, 9), 2_500  # 10,000 together
 COMPARED = 1_000  # of the same kind: the schema takes longer

@@ -9,13 +9,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from extproc.policy.commands import app
 from extproc.policy.inference_policy import read_spec
-from extproc.policy.pool_config import PoolConfig
 from extproc.policy.resource import resource_text, written_spec
-from extproc.policy.view import resources_of
+from extproc.policy.values import PoolConfig
+from extproc.reach.view import resources_of
 from kvmesh.documents.documents import Document
-from tests.unit.extproc_policy.mesh_documents import (
+from operate.policy.commands import app
+from tests.unit.extproc_policy.policy_documents import WHOLE
+from tests.unit.extproc_reach.mesh_documents import (
     Mesh,
     inference_policy,
     inference_pool,
@@ -24,7 +25,6 @@ from tests.unit.extproc_policy.mesh_documents import (
     pod,
     service,
 )
-from tests.unit.extproc_policy.policy_documents import WHOLE
 
 POOL, POD = inference_pool("a/llama", hosts="llm.example.com"), pod("a/one", app="llama", ip="10.0.0.1")
 MESH = inference_policy(

@@ -12,24 +12,23 @@ from hypothesis import strategies as st
 
 from extproc.errors import ConfigError
 from extproc.ext_proc import answers as ext_proc
-from extproc.policy.inference_policy import RESETS, read_policy_file, read_spec
-from extproc.policy.merge import lay_over
+from extproc.policy.inference_policy import RESETS, read_spec
+from extproc.policy.merge import Layer, Level, merge_layers
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.priority import (
     DEFAULT_CLASSES,
     OWN_HEADERS,
     ClassRule,
     DegradationStep,
-    Order,
     OverloadPolicy,
     Priorities,
     PriorityClass,
-    PriorityPolicy,
     Quota,
     StepKind,
     Tenants,
     Tolerance,
 )
+from extproc.policy.request_class import PriorityPolicy
 from tests.unit.extproc_ext_proc.envoy_message import read_headers
 
 
@@ -59,7 +58,6 @@ def test_every_field_may_be_given() -> None:
         queueRequests: 10
         ceiling: 0.7
         reservedShare: 0.1
-        order: first-come
         refusalStatus: 429
         degrade:
         - {step: cap-output, enter: 1, leave: 0.5, tokens: 200}
@@ -97,7 +95,6 @@ def test_every_field_may_be_given() -> None:
                 queue_requests=10,
                 ceiling=0.7,
                 reserved_share=0.1,
-                order=Order.FIRST_COME,
                 refusal_status=429,
                 degrade=(
                     DegradationStep(step=StepKind.CAP_OUTPUT, enter=1.0, leave=0.5, tokens=200),
@@ -132,6 +129,12 @@ def test_every_field_may_be_given() -> None:
     )
 
 
+def _lay_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    lower = Layer(source="below", level=Level.SETTINGS, created_at=None, fields=below)
+    upper = Layer(source="above", level=Level.MESH, created_at=None, fields=above)
+    return dict(merge_layers([lower, upper], resets=RESETS).fields)
+
+
 def test_a_class_is_merged_field_by_field_over_the_one_below() -> None:
     below = read_spec(
         {"priorities": {"classes": [{"name": "sheddable", "ceiling": 0.5}, {"name": "own", "priority": 3}]}}
@@ -139,7 +142,7 @@ def test_a_class_is_merged_field_by_field_over_the_one_below() -> None:
     above = read_spec(
         {"priorities": {"classes": [{"name": "sheddable", "refusalStatus": 429}, {"name": "own", "sheddable": True}]}}
     )
-    found = pick_policy(lay_over(below, above, resets=RESETS))[0].priorities
+    found = pick_policy(_lay_over(below, above))[0].priorities
     assert found.classes["sheddable"] == PriorityClass(
         priority=-100,
         sheddable=True,
@@ -154,11 +157,11 @@ def test_a_class_is_merged_field_by_field_over_the_one_below() -> None:
 
 def test_a_preset_and_a_list_take_the_place_of_what_is_below() -> None:
     below = {"scoring": {"strategy": "least-request", "weights": {"lora": 1}}, "quotas": [{"requestsPerMinute": 1}]}
-    assert lay_over(below, {"scoring": {"strategy": "round-robin"}, "quotas": []}, resets=RESETS) == {
+    assert _lay_over(below, {"scoring": {"strategy": "round-robin"}, "quotas": []}) == {
         "scoring": {"strategy": "round-robin"},
         "quotas": [],
     }
-    assert lay_over(below, {}, resets=RESETS) == below
+    assert _lay_over(below, {}) == below
 
 
 def test_the_default_classes_are_not_changed_by_a_document() -> None:
@@ -196,7 +199,6 @@ def rule(**values: Any) -> dict[str, Any]:
             classes(tolerance="days"),
             '.classes[0].tolerance: must be one of milliseconds, seconds, minutes, hours, not "days"',
         ),
-        (classes(order=1), ".classes[0].order: must be one of shortest-work, first-come, not 1"),
         (classes(refusalStatus=500), ".classes[0].refusalStatus: must be one of 429, 503, not 500"),
         (classes(ceiling=1.1), ".classes[0].ceiling: must be above 0 and at most 1, not 1.1"),
         (classes(reservedShare=1.0), ".classes: the reserved shares add up to 1.05, and there is only 1 to share"),
@@ -261,10 +263,6 @@ def test_a_mistake_is_named_with_its_path(document: Any, message: str) -> None:
         ),
         ({"load": {"overload": {"kvUsage": 2}}}, "spec.load.overload.kvUsage: must be above 0 and at most 1, not 2"),
         ({"load": {"overload": {"enabled": "yes"}}}, "spec.load.overload.enabled: must be true or false, not"),
-        (
-            {"load": {"overload": {"mostRetrySeconds": 0.5}}},
-            "spec.load.overload: leastRetrySeconds must not be above mostRetrySeconds",
-        ),
     ],
 )
 def test_a_mistake_in_quotas_and_overload_is_named_with_its_path(spec: Any, message: str) -> None:
@@ -300,7 +298,7 @@ FIELDS = sorted(
     | {"name", "value", *DEFAULT_CLASSES}
 )
 NUMBERS = [0, 1, -1, 2**40, 10**400, 0.5, 1e308, float("nan"), float("inf")]
-VALUES = st.sampled_from([None, True, *NUMBERS, "", "*", "critical", "hours", "/v1", *StepKind, *Order])
+VALUES = st.sampled_from([None, True, *NUMBERS, "", "*", "critical", "hours", "/v1", *StepKind])
 DOCUMENTS = st.recursive(
     VALUES,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3),
@@ -331,20 +329,10 @@ HEAD = {"apiVersion": "kvmesh.io/v1alpha1", "kind": "InferencePolicy"}
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "priorities.md"
 
 
-def test_the_page_s_first_example_is_the_default_and_names_every_field() -> None:
-    example = PAGE.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
-    spec = yaml.safe_load(example)["spec"]
-    given = spec["priorities"]
-    assert pick_policy(read_policy_file({"spec": spec, **HEAD}))[0].priorities == PriorityPolicy()
-    assert set(given) == set(Priorities.__struct_encode_fields__)
-    assert set(spec["load"]["overload"]) == set(OverloadPolicy.__struct_encode_fields__)
-    assert {each["name"] for each in given["classes"]} == set(DEFAULT_CLASSES)
-    (standard,) = (each for each in given["classes"] if each["name"] == "standard")
-    assert set(standard) == {"name", *PriorityClass.__struct_encode_fields__}
-
-
-def test_the_page_s_other_examples_can_be_read_and_name_every_field_of_their_lists() -> None:
-    examples = [part.partition("```")[0] for part in PAGE.read_text(encoding="utf-8").split("```yaml\n")[2:]]
+def test_the_examples_of_priorities_and_quotas_can_be_read_and_name_every_field_of_their_lists() -> None:
+    texts = (PAGE.read_text(encoding="utf-8"), PAGE.with_name("quotas.md").read_text(encoding="utf-8"))
+    own, quotas = (text.split("```yaml\n")[1:] for text in texts)
+    examples = [part.partition("```")[0] for part in (*own, *quotas)]
     read = [read["spec"] for example in examples if "spec" in (read := yaml.safe_load(example))]
     assert all(whole(spec) for spec in read)
     items = [rule for spec in read for rule in spec.get("priorities", {}).get("rules", ())]

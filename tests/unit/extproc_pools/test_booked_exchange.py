@@ -1,21 +1,24 @@
 """One routed request: who is blamed, who holds the booking, what of the response is read, and what is missed."""
 
+import gzip
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from extproc.answers.judgement import Judgement, Measured
+from extproc.answers.promise import AnswerPromise, OpenPromise, Promise, TokenTargets
+from extproc.answers.realised import Comparison, Usage
+from extproc.answers.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
+from extproc.choosing.endpoint_health import Outcome
 from extproc.ext_proc.answers import ResponseHead
-from extproc.ext_proc.exchange import RequestFacts
+from extproc.ledger.facts import Arrival, Ended, Read
+from extproc.ledger.ledger import Ledger
 from extproc.pods.inflight import Booking
-from extproc.pools.booked_exchange import BookedExchange, ReadResponse
-from extproc.pools.request_watch import RequestWatch
-from extproc.quotas.quota import QuotaNote
-from extproc.records.request_events import Decided, Ended
-from extproc.responses.realised import Comparison, Usage
-from extproc.responses.response_plan import PASS_PLAN, Prediction, ResponseHandling, ResponsePlan
-from extproc.slo.judgement import Judgement, Measured
-from extproc.slo.promise import AnswerPromise, OpenPromise, Promise, TokenTargets
+from extproc.pools.booked_exchange import MOST_INFLATED_BYTES, BookedExchange, ReadResponse
+from extproc.shared.quota import QuotaNote
+from tests.unit.extproc_ledger.told_facts import AtOnce
 
 PODS = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
 PREDICTION = Prediction(model="m", endpoint=PODS[0], prompt_tokens=20, matched_tokens=16, best_matched_tokens=16)
@@ -36,6 +39,13 @@ RIGHT = Comparison(
 @dataclass
 class Books:
     told: list[tuple[Any, ...]] = field(default_factory=list)
+    streams: list[tuple[str, str]] = field(default_factory=list)
+    ledger: Ledger = field(init=False)
+    reading: dict[tuple[float, str], BookedExchange] = field(default_factory=dict)
+    ended: list[Ended] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ledger = AtOnce(listeners={Read: (self.read,), Ended: (self.ended.append,)})
 
     def knows(self, endpoint: str) -> bool:
         return endpoint in (*PODS, "10.0.0.4:8000")
@@ -53,14 +63,26 @@ class Books:
     def endpoint_answered(self, endpoint: str, *, failed: bool) -> None:
         self.told.append(("failed" if failed else "well", endpoint))
 
-    def release(self, booking: Booking, *, status: int, model: str, arm: str, unserved: bool) -> None:
-        self.told.append(("release", booking.endpoint, status, model, arm, *(["unserved"] if unserved else [])))
+    def stream_read(self, endpoint: str, outcome: Outcome, *, seconds: float) -> None:
+        self.streams.append((endpoint, outcome))
+
+    def clock(self) -> float:
+        return 5.0
+
+    def release(
+        self,
+        booking: Booking,
+        *,
+        status: int,
+        unserved: bool,
+        answered_at: float,
+        is_watched: bool,
+    ) -> None:
+        self.told.append(("release", booking.endpoint, status, *(["unserved"] if unserved else [])))
+        assert answered_at == (self.clock() if status else 0.0)
 
     def keeps(self, response_id: str, endpoint: str) -> None:
         self.told.append(("keeps", response_id, endpoint))
-
-    def realised(self, comparison: Comparison) -> None:
-        self.told.append(("realised", comparison))
 
     def endpoint_full(self, endpoint: str) -> None:
         self.told.append(("full", endpoint))
@@ -68,38 +90,27 @@ class Books:
     def generated(self, note: QuotaNote, tokens: int) -> None:
         self.told.append(("generated", note.tenant, tokens))
 
-    def response_missed(self, why: str) -> None:
-        self.told.append(("missed", why))
-
-    def judged(
-        self,
-        answer: AnswerPromise,
-        judgement: Judgement,
-        asked: Judgement | None,
-        *,
-        served_by: str | None,
-        has_come: bool,
-        measured: Measured,
-    ) -> None:
-        self.told.append(("judged", judgement, asked, served_by, has_come))
-        self.measured = measured
-
-    def unanswered(self, promise: OpenPromise, *, status: int, endpoint: str) -> None:
-        self.told.append(("unanswered", status, endpoint))
+    def read(self, fact: Read) -> None:
+        self.told += [("missed", why) for why in fact.missed]
+        if fact.comparison is not None:
+            self.told.append(("realised", fact.comparison))
+        if (judged := fact.judged) is not None:
+            self.told.append(("judged", judged.judgement, judged.asked, judged.served_by, judged.has_come))
+            self.measured = judged.measured
 
 
 def answered(*, served_by: str | None, status: int = 200, from_pod: bool = True) -> list[tuple[Any, ...]]:
     """What the books are told of an exchange that was answered so."""
     books = Books()
     booking = Booking(endpoint=PODS[0], booked_at=0.0)
-    exchange = BookedExchange(books=books, endpoints=PODS, booking=booking, model="gpt-x", arm="m")
+    exchange = BookedExchange(books=books, endpoints=PODS, booking=booking)
     exchange.responded(status=status, served_by=served_by, from_pod=from_pod)
     exchange.finish()
     return books.told
 
 
 def release(endpoint: str, status: int = 200, *more: str) -> tuple[Any, ...]:
-    return ("release", endpoint, status, "gpt-x", "m", *more)
+    return ("release", endpoint, status, *more)
 
 
 def test_the_chosen_pod_served() -> None:
@@ -135,18 +146,19 @@ def test_a_stranger_takes_no_booking_and_proves_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("status", "verdict"),
-    [(200, "well"), (404, "well"), (429, "well"), (500, "failed"), (501, "well"), (503, "failed")],
+    [(200, "well"), (404, "well"), (500, "failed"), (501, "well"), (503, "failed")],
 )
 def test_a_server_error_is_the_pods_failure_and_a_clients_error_is_not(status: int, verdict: str) -> None:
     assert answered(served_by=PODS[0], status=status) == [(verdict, PODS[0]), release(PODS[0], status)]
 
 
-def test_a_503_that_is_the_pods_own_says_that_it_is_full() -> None:
+@pytest.mark.parametrize(("status", "content_type"), [(503, "application/json"), (429, "application/json"), (429, "")])
+def test_a_503_or_429_that_is_the_pods_own_says_that_it_is_full(status: int, content_type: str) -> None:
     books = Books()
     exchange = BookedExchange(books=books, endpoints=PODS, booking=Booking(endpoint=PODS[0], booked_at=0.0))
-    exchange.responded(status=503, served_by=PODS[0], from_pod=True, content_type="application/json")
+    exchange.responded(status=status, served_by=PODS[0], from_pod=True, content_type=content_type)
     exchange.finish()
-    assert books.told == [("full", PODS[0]), ("release", PODS[0], 503, "", "", "unserved")]
+    assert books.told == [("full", PODS[0]), ("release", PODS[0], status, "unserved")]
 
 
 def test_an_answer_of_envoys_own_is_the_failure_of_the_pod_that_it_tried_last() -> None:
@@ -182,7 +194,7 @@ def test_a_second_answer_of_a_moved_exchange_goes_to_where_it_was_picked() -> No
 def test_an_exchange_that_ends_without_an_answer_blames_nobody() -> None:
     books = Books()
     BookedExchange(books=books, endpoints=PODS, booking=Booking(endpoint=PODS[0], booked_at=0.0)).finish()
-    assert books.told == [("release", PODS[0], 0, "", "")]
+    assert books.told == [("release", PODS[0], 0)]
 
 
 # --- responses --------------------------------------------------------------------------------------------------------
@@ -226,6 +238,7 @@ RENAMED = ResponsePlan(requested_model="gpt-x")
         (SAMPLED, True),
         (SMALL, True),
         (RENAMED, True),
+        (ResponsePlan(watched=True), True),
     ],
 )
 def test_a_plan_that_needs_no_body_says_so(plan: ResponsePlan, wants: bool) -> None:
@@ -244,6 +257,47 @@ def test_usage_is_compared_with_the_prediction(plan: ResponsePlan) -> None:
 )
 def test_only_small_documents_are_read_when_not_sampled(changes: dict[str, Any]) -> None:
     assert read(SMALL, USAGE, **changes) == (ResponseHandling.PASS, b"", [])
+
+
+WATCHED = ResponsePlan(watched=True)
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("events", "ended", "verdict"),
+    [
+        ([TOKEN, DONE], True, "good"),
+        ([TOKEN], False, "neither"),  # the client may have left
+        ([b": here\n\n"], False, "broken"),  # broken off right after its headers
+        ([DONE], True, "failed"),
+        (
+            [b'data: {"error":{"message":"no","type":"InternalServerError","code":500}}\n\n', DONE],
+            True,
+            "failed",
+        ),
+        ([TOKEN, b'data: {"error":{"message":"no","code":null}}\n\n', DONE], True, "failed"),
+        ([b'data: {"error":{"message":"too long","code":400}}\n\n', DONE], True, "neither"),  # the client's own
+        ([b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n'], True, "failed"),
+        ([b'data: {"type":"response.failed","response":{"error":{"code":"x"}}}\n\n'], True, "failed"),
+        ([b'data: {"error":"worker died"}\n\n'], True, "failed"),
+        ([b'data: {"choices":[{"index":0,"delta":{"content":"an error"}}]}\n\n', DONE], True, "good"),
+    ],
+)
+def test_a_watched_stream_tells_whether_the_pod_failed_behind_good_headers(
+    events: list[bytes], ended: bool, verdict: str
+) -> None:
+    books = Books()
+    response = ReadResponse(books=books, plan=WATCHED)
+    assert response.begin(head(content_type="text/event-stream"), served_by=PODS[0]) is ResponseHandling.READ
+    for i, event in enumerate(events):
+        assert response.chunk(event, end_of_stream=ended and i == len(events) - 1) == event
+    response.finish()
+    assert (books.streams, books.told) == ([(PODS[0], verdict)], [])
+
+
+def test_a_watched_document_passes() -> None:
+    assert read(WATCHED, USAGE) == (ResponseHandling.PASS, b"", [])
 
 
 def test_a_rewritten_response_is_compared_as_well() -> None:
@@ -348,26 +402,33 @@ def test_a_long_document_counts_by_its_usage_and_without_one_stays_as_reserved()
     assert read(COUNTED, long, b"}")[2] == []
 
 
+@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "deflate", "GZIP"])
+def test_a_compressed_answer_is_unpacked_for_reading_and_passes_as_it_is(coding: str) -> None:
+    packed = zlib.compress(USAGE) if coding == "deflate" else gzip.compress(USAGE)
+    chunks = [packed[at : at + 5] for at in range(0, len(packed), 5)]
+    assert read(SAMPLED, *chunks, content_encoding=coding) == (ResponseHandling.READ, packed, [("realised", RIGHT)])
+
+
+@pytest.mark.parametrize("content", [b"no gzip at all", gzip.compress(b"0" * (MOST_INFLATED_BYTES + 1))])
+def test_damage_and_bombs_are_not_read(content: bytes) -> None:
+    expected = (ResponseHandling.READ, content + USAGE, [("missed", "compressed")])
+    assert read(SAMPLED, content, USAGE, content_encoding="gzip") == expected
+
+
+def test_a_last_event_without_its_end_counts() -> None:
+    events = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":7}}'
+    assert read(COUNTED, events, content_type="text/event-stream")[2] == [("generated", "acme", 7)]
+
+
 async def test_who_observes_hears_what_the_pod_reports_as_soon_as_the_response_is_whole() -> None:
-    watch = RequestWatch()
-    watch.observers.append(Observer())
-    trace = watch.open("", RequestFacts(method="POST", path="/", objective=None, request_id="r1"))
-    assert trace is not None
-    response = ReadResponse(books=Books(), plan=ResponsePlan(prediction=PREDICTION, sampled=True), trace=trace)
+    exchange = BookedExchange(books=Books(), endpoints=PODS, booking=None)
+    response = ReadResponse(books=Books(), plan=ResponsePlan(prediction=PREDICTION, sampled=True), exchange=exchange)
     head = ResponseHead(status=200, content_type="application/json", content_encoding="", content_length=len(USAGE))
     assert response.begin(head, served_by=PODS[0]) is ResponseHandling.READ
     response.chunk(USAGE[:20], end_of_stream=False)
-    assert trace.usage is None
+    assert exchange.usage is None
     response.chunk(USAGE[20:], end_of_stream=True)
-    assert trace.usage == Usage(prompt_tokens=20, cached_tokens=16)
-
-
-class Observer:
-    def decided(self, decided: Decided, /) -> None:
-        raise NotImplementedError
-
-    def ended(self, ended: Ended, /) -> None:
-        raise NotImplementedError
+    assert exchange.usage == Usage(prompt_tokens=20, cached_tokens=16)
 
 
 # --- promises ---------------------------------------------------------------------------------------------------------
@@ -433,17 +494,14 @@ def test_a_stream_is_judged_by_its_first_token_and_the_mean_of_the_others(wall: 
 async def test_who_observes_hears_when_the_first_token_of_a_stream_came(
     wall: Wall, content_type: str, found: float | None
 ) -> None:
-    watch = RequestWatch()
-    watch.observers.append(Observer())
-    trace = watch.open("", RequestFacts(method="POST", path="/", objective=None, request_id="r1"))
-    assert trace is not None
+    exchange = BookedExchange(books=Books(), endpoints=PODS, booking=None)
     promise = AnswerPromise(promise=PROMISE, asked=None, arrived_at=wall.now, endpoint=PODS[0])
-    response = ReadResponse(books=Books(), plan=ResponsePlan(promise=promise, sampled=True), trace=trace)
+    response = ReadResponse(books=Books(), plan=ResponsePlan(promise=promise, sampled=True), exchange=exchange)
     response.begin(head(content_type=content_type), served_by=PODS[0])
     for seconds in (1.9, 1.0):
         wall.now += seconds
         response.chunk(TOKEN, end_of_stream=False)
-    assert trace.first_token_seconds == (None if found is None else pytest.approx(found))
+    assert exchange.first_token_seconds == (None if found is None else pytest.approx(found))
 
 
 def test_what_comes_before_the_first_token_is_none(wall: Wall) -> None:
@@ -500,13 +558,45 @@ def test_several_answers_side_by_side_have_no_time_from_token_to_token(wall: Wal
     assert judged(wall, (1.0, TOKEN), (9.0, second)) == [("judged", met, None, PODS[1], True)]
 
 
-@pytest.mark.parametrize(("status", "told"), [(0, True), (200, False), (404, False), (500, True), (503, True)])
-def test_an_exchange_without_an_answer_is_told_to_whom_the_promise_was_made(status: int, told: bool) -> None:
+def test_the_end_of_an_exchange_is_told_with_its_answer_and_its_targets() -> None:
     books = Books()
-    booking = Booking(endpoint=PODS[0], booked_at=0.0)
+    booking = Booking(endpoint=PODS[0], booked_at=1.0)
     promise = OpenPromise(promise=PROMISE, arrived_at=0.0, is_stream=True)
-    exchange = BookedExchange(books=books, endpoints=PODS, booking=booking, promise=promise)
-    if status:
-        exchange.responded(status=status, served_by=PODS[0], from_pod=True)
+    exchange = BookedExchange(
+        books=books, endpoints=PODS, booking=booking, promise=promise, model="gpt-x", arm="m", arrival=Arrival(at=2.0)
+    )
+    exchange.responded(status=503, served_by=PODS[1], from_pod=True)
     exchange.finish()
-    assert (("unanswered", status, PODS[0]) in books.told) is told
+    (ended,) = books.ended
+    assert (ended.booked_on, ended.served_by, ended.status, ended.promise) == (PODS[1], PODS[1], 503, promise)
+    assert (ended.label, ended.arm, ended.seconds, ended.seconds_to_headers) == ("gpt-x", "m", 3.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (TOKEN, b'data: {"error":{"message":"no","code":500}}\n\ndata: [DONE]\n\n'),
+        (b"data: [DONE]\n\n",),
+        (b": here\n\n",),
+    ],
+    ids=["an error event", "its end alone", "comments alone"],
+)
+def test_a_failed_stream_meets_no_target(wall: Wall, events: tuple[bytes, ...]) -> None:
+    failed = Judgement(whole=False)
+    assert judged(wall, *((1.0, event) for event in events)) == [("judged", failed, None, PODS[1], True)]
+
+
+def test_a_stream_with_the_clients_own_error_is_not_judged(wall: Wall) -> None:
+    refused = b'data: {"error":{"message":"too long","code":400}}\n\ndata: [DONE]\n\n'
+    assert judged(wall, (1.0, refused)) == [("judged", Judgement(), None, PODS[1], True)]
+
+
+def test_the_end_of_an_exchange_tells_a_failed_stream() -> None:
+    books = Books()
+    exchange = BookedExchange(books=books, endpoints=PODS, booking=Booking(endpoint=PODS[0], booked_at=1.0))
+    response = ReadResponse(books=books, plan=WATCHED, exchange=exchange)
+    response.begin(head(content_type="text/event-stream"), served_by=PODS[0])
+    response.chunk(b'data: {"error":"worker died"}\n\n', end_of_stream=False)
+    exchange.responded(status=200, served_by=PODS[0], from_pod=True)
+    exchange.finish()
+    assert [ended.stream_failed for ended in books.ended] == [True]

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from extproc.policy.mesh_policy import MeshPolicy, MeshState
 from extproc.policy.model_tokens import ModelTokens
-from extproc.policy.pool_config import PoolConfig
-from extproc.policy.scale_problems import ScaleProblem
+from extproc.policy.values import PoolConfig
 from extproc.pools import mesh
 from extproc.pools.mesh import MeshFollower, status_updates
-from extproc.scaling.acting import ActOutcome, ScaleWish
+from extproc.reach.mesh_policy import MeshPolicy, MeshState
 from kvmesh.documents.documents import DocumentKey, Snapshot
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -28,7 +26,6 @@ class Pools:
         self.applied: list[Mapping[str, PoolConfig]] = []
         self.changed = asyncio.Event()
         self.tokens: dict[str, Sequence[ModelTokens]] = {}
-        self.unscaled: dict[str, Sequence[ScaleProblem]] = {}
 
     async def apply(self, configs: Mapping[str, PoolConfig]) -> None:
         self.applied.append(configs)
@@ -36,15 +33,6 @@ class Pools:
 
     def model_tokens(self) -> Mapping[str, Sequence[ModelTokens]]:
         return self.tokens
-
-    def wrong_acts(self) -> Mapping[str, Sequence[ScaleProblem]]:
-        return self.unscaled
-
-    def scale_wishes(self) -> Sequence[ScaleWish]:
-        return ()
-
-    def note_acts(self, outcomes: Sequence[ActOutcome]) -> None:
-        raise AssertionError(outcomes)
 
     async def next(self) -> list[str]:
         async with asyncio.timeout(5.0):
@@ -178,28 +166,6 @@ async def test_requests_without_tokens_are_said_by_the_status_and_the_explanatio
         await asyncio.sleep(0)
     assert len(states) == 2  # the words of the last request are nothing to write again and again
     pools.tokens = {"llm/a": (replace(wrong, reason="", seen="pods"),)}
-    assert await said() == []
-    task.cancel()
-
-
-async def test_a_deployment_that_is_not_scaled_is_said_by_the_status(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mesh, "TOKENS_SECONDS", 0.0)
-    follower, source, pools, task = await followed()
-    states: list[MeshState] = []
-    follower.told = states.append
-    assert source.tell is not None
-
-    async def said() -> list[str]:
-        return await next_messages("Scaled", states, pools)
-
-    policy = {"apiVersion": "kvmesh.io/v1alpha1", "kind": "InferencePolicy", "spec": {"autoscale": {"act": True}}}
-    source.tell(snapshot("a", policies=({**policy, "metadata": {"name": "p", "namespace": "llm"}},)))
-    assert await said() == []
-    pools.unscaled = {"llm/a": (ScaleProblem(deployment="a", reason="forbidden", message="may not"),)}
-    assert await said() == ["Deployment llm/a: may not"]
-    pools.unscaled = {}
     assert await said() == []
     task.cancel()
 

@@ -7,7 +7,7 @@ import pytest
 from extproc.models.learned_models import MOST_MODELS, learned_models
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.pods.endpoint import EndpointModels
-from extproc.policy.pool_config import PoolConfig
+from extproc.policy.values import PoolConfig
 from extproc.pools.pool_models import as_indexed, declared_models
 
 

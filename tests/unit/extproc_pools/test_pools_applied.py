@@ -1,7 +1,6 @@
 """What `Pools` makes of configurations: nothing is half done, and one pool's trouble is no other's."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -18,24 +17,17 @@ from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ServedModel, TokensFrom
 from extproc.policy.inference_policy import read_policy_file
 from extproc.policy.merged_policy import pick_policy
-from extproc.policy.pool_config import PoolConfig
-from extproc.policy.priority import PriorityPolicy, Quota
-from extproc.policy.values import PickPolicy
+from extproc.policy.priority import Quota
+from extproc.policy.request_class import PriorityPolicy
+from extproc.policy.values import PickPolicy, PoolConfig
 from extproc.pools import pools as module
-from extproc.pools.pool import Pool
+from extproc.pools.pool_tokens import TOKENIZER_FOLDER
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
-from extproc.pools.token_reports import TOKENIZER_FOLDER
 from extproc.prefixes.routing_memory import RoutingMemory
-from extproc.prompts.prompt_tokens import TOKENS_DIFFER
 from extproc.prompts.retries import FIRST_SECONDS
-from extproc.prompts.token_trust import Teller
-from extproc.prompts.token_watch import TokenSource
 from extproc.prompts.tokenizer_cache import TokenizerCache
-from extproc.responses.realised import Usage, compare
-from extproc.responses.response_plan import Prediction
 from extproc.settings.config import PickerSettings
-from kvmesh.documents.pools import PoolEndpoint
 from tests.integration.hermetic_picker import SETTINGS
 
 A, B = PoolConfig(name="llm/a"), PoolConfig(name="llm/b")
@@ -112,6 +104,28 @@ async def test_a_defect_of_a_pool_that_is_closed_ends_no_other(
         await until(lambda: "llm/a" not in pools.with_requests and "the pool has failed" in caplog.text)
 
         assert not task.done()
+
+
+async def test_a_defect_at_each_look_is_logged_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
+    pools = made(tmp_path)
+    async with running(pools):
+        await pools.apply(named(A, B))
+        looks = []
+
+        def fails() -> None:
+            looks.append(1)
+            raise RuntimeError("a defect")
+
+        for pool in pools.all.values():
+            monkeypatch.setattr(pool.scale, "look", fails)
+        await until(lambda: len(looks) >= 10)
+    assert sorted(vars(record)["pool"] for record in caplog.records if "has failed" in record.message) == [
+        "llm/a",
+        "llm/b",
+    ]
 
 
 async def test_what_could_not_be_applied_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,62 +300,6 @@ async def test_the_name_by_which_the_picker_is_called_decides_before_the_host(tm
     await pools.close()
 
 
-@pytest.mark.parametrize(
-    ("source", "teller"),
-    [(TokenSource.PODS, Teller.RENDER), (TokenSource.PODS, Teller.TOKENIZE), (TokenSource.FOLDER, Teller.FOLDER)],
-)
-async def test_whatever_tells_wrong_tokens_is_let_go_of_until_the_pods_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: TokenSource, teller: Teller
-) -> None:
-    forgotten: list[tuple[str, Teller]] = []
-    pools = made(tmp_path)
-    await pools.apply(named(A))
-    pool = pools.all["llm/a"]
-    monkeypatch.setattr(pool.tokens.render, "distrusted", lambda *what: forgotten.append(what))
-    pool.tokens.trust.told("m", teller)
-    pool.tokens.watch.took("m", source)
-    pool.tokens.reporter.look()
-    find_other_tokens(pool)
-
-    assert forgotten == [("m", teller)]
-    assert "other prompt tokens" in (pool.tokens.trust.doubt("m", teller) or "")
-    assert "m" not in pool.books.realised_watch.findings  # the next source is judged by what comes from now on
-    pool.tokens.reporter.look()
-    assert ("m", TOKENS_DIFFER) in pool.tokens.reporter.findings
-
-    await pools.apply(named(replace(A, endpoints=(PoolEndpoint(address="10.0.0.1:8000"),))))
-    assert pool.tokens.trust.doubt("m", teller) is None
-    await pools.close()
-
-
-async def test_a_pod_that_was_started_again_may_tell_other_tokens(tmp_path: Path) -> None:
-    pools = made(tmp_path)
-    await pools.apply(named(A))
-    pool = pools.all["llm/a"]
-    pool.tokens.trust.told("m", Teller.RENDER)
-    pool.tokens.watch.took("m", TokenSource.PODS)
-    pool.tokens.reporter.look()
-    find_other_tokens(pool)
-    assert pool.tokens.trust.doubt("m", Teller.RENDER)
-
-    pool._restarted("10.0.0.1:8000")
-
-    assert pool.tokens.trust.doubt("m", Teller.RENDER) is None
-    await pools.close()
-
-
-async def test_text_is_not_blamed_for_other_tokens(tmp_path: Path) -> None:
-    pools = made(tmp_path)
-    await pools.apply(named(A))
-    pool = pools.all["llm/a"]
-    pool.tokens.watch.took("m", TokenSource.TEXT)
-    pool.tokens.reporter.look()
-    find_other_tokens(pool)
-    assert pool.tokens.trust.doubts == {}
-    assert "m" in pool.books.realised_watch.findings
-    await pools.close()
-
-
 async def test_a_folder_that_cannot_be_loaded_is_a_finding_and_is_taken_up_when_it_can(tmp_path: Path) -> None:
     problem, now = "there is no tokenizer.json", 0.0
 
@@ -394,13 +352,3 @@ async def test_a_folder_that_appears_later_is_taken_up_for_a_declared_model(
         assert [model.wanted for model in pool.model_tokens()] == ["tokenizer"]
         await until(lambda: not [each for each in asyncio.all_tasks() if "load tokenizers" in each.get_name()])
         assert loads == ["org/m"]
-
-
-def find_other_tokens(pool: Pool) -> None:
-    """Have pods count another prompt length than was expected, often enough for a finding."""
-    prediction = Prediction(model="m", endpoint="e", prompt_tokens=100, matched_tokens=0, best_matched_tokens=0)
-    comparison = compare(prediction, Usage(prompt_tokens=101, cached_tokens=0))
-    assert comparison is not None
-    for _ in range(20):
-        pool.books.realised_watch.add(comparison, now=time.monotonic())
-    pool.realised_reporter.look()

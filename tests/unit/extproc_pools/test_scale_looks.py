@@ -9,15 +9,15 @@ import pytest
 
 from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue
+from extproc.ledger.feature_telemetry import OverloadTelemetry
 from extproc.pods.endpoint import EndpointStatus, Reachability, Role
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.policy.merged_policy import pick_policy
-from extproc.policy.pool_config import PoolConfig
+from extproc.policy.values import PoolConfig
 from extproc.pools import scale_looks as module
-from extproc.pools.scale_looks import ScaleLooks, SeenPool
+from extproc.pools.scale_looks import ScaleLooks
 from extproc.scaling.pool_scaling import PoolScaling
 from extproc.scaling.seen import PoolSeen, Signal
-from extproc.telemetry.overload_telemetry import OverloadTelemetry
 from kvmesh.documents.pools import PoolEndpoint
 from kvmesh.metrics.registry import Registry
 
@@ -59,9 +59,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
         endpoints=SimpleNamespace(known=lambda *, now: made.statuses),
         books=SimpleNamespace(estimates=LatencyEstimates(tokens_per_second=5000.0)),
     )
-    made.looks = ScaleLooks(
-        POLICY.autoscale, see=lambda: cast("SeenPool", made.pool), pickers=lambda: 3, clock=lambda: made.now
-    )
+    made.looks = ScaleLooks(POLICY, see=lambda: made.pool, pickers=lambda: 3, clock=lambda: made.now)
     return made
 
 
@@ -90,7 +88,7 @@ def test_a_pods_variant_is_the_first_of_its_role_whose_labels_it_has(desk: Desk)
         {"name": name, "podHourPrice": 1, "selector": {"gpu": gpu}} for name, gpu in (("quick", "h100"), ("slow", "l4"))
     ]
     policy, _ = pick_policy({"autoscale": {"both": {"variants": variants}}})
-    desk.looks.reconfigure(policy.autoscale)
+    desk.looks.reconfigure(policy)
     endpoints = []
     for number, gpu in enumerate(("h100", "l4", "tpu")):
         address = f"p{number}:1"
@@ -139,7 +137,7 @@ def test_only_classes_that_had_requests_lately_have_promises(desk: Desk) -> None
 
 def test_without_a_role_in_the_policy_nobody_looks(desk: Desk) -> None:
     plain, _ = pick_policy({})
-    desk.looks.reconfigure(plain.autoscale)
+    desk.looks.reconfigure(plain)
     desk.looks.look()
     assert not hasattr(desk.looks._scaling, "seen")
     assert not desk.looks.signals
@@ -151,36 +149,6 @@ def test_a_pool_that_is_gone_wants_nothing(desk: Desk) -> None:
     assert desk.looks.signals["both"].wanted == 1
     desk.looks.end()
     assert not desk.looks.signals
-
-
-def acting(desk: Desk, **autoscale: Any) -> list[tuple[str, str, str, int, bool]]:
-    """Look by this policy, and return what is to be written."""
-    policy, _ = pick_policy({"autoscale": autoscale})
-    desk.looks.reconfigure(policy.autoscale)
-    desk.pool.config = replace(desk.pool.config, policy=policy)
-    desk.look()
-    return [
-        (wish.namespace, wish.deployment, wish.variant, wish.replicas, wish.may_lower) for wish in desk.looks.wishes()
-    ]
-
-
-def test_numbers_are_to_be_written_only_where_the_policy_acts_and_names_a_deployment(desk: Desk) -> None:
-    desk.statuses.append(EndpointStatus(address="a:1", reachability=Reachability.READY, load=None))
-    both = {"deployment": "llama"}
-    assert acting(desk, both=both, act=True) == [("llm", "llama", "", 1, False)]  # nothing is known yet: not down
-    assert acting(desk, both=both) == []
-    assert acting(desk, both=both, act=True, shadow=True) == []
-    assert acting(desk, both={}, act=True) == []
-    variants = [
-        {"name": name, "podHourPrice": 1, "selector": {"gpu": name}, "minReplicas": least, **named}
-        for name, least, named in (("h100", 2, {"deployment": "quick"}), ("l4", 1, {}))
-    ]
-    assert acting(desk, both={"variants": variants}, act=True) == [("llm", "quick", "h100", 2, False)]
-
-
-def test_a_pool_of_flags_has_no_namespace_and_is_not_written(desk: Desk) -> None:
-    desk.pool.config = replace(desk.pool.config, name="")
-    assert acting(desk, both={"deployment": "llama"}, act=True) == []
 
 
 def test_a_plan_is_of_the_last_look(desk: Desk) -> None:

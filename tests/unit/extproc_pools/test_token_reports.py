@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from extproc.pools.token_reports import SAID_EVERY_SECONDS, TEXT_ONLY, TokenReporter
-from extproc.prompts.token_watch import WINDOW_SECONDS, TokenSource, TokenWatch
+from extproc.pools.pool_tokens import SAID_EVERY_SECONDS, TEXT_ONLY, TokenReporter
+from extproc.prompts.prompt_tokens import WINDOW_SECONDS, TokenSource, TokenWatch
 
 
 def test_a_finding_is_shown_while_it_stands_and_said_once_a_minute_at_most(caplog: pytest.LogCaptureFixture) -> None:

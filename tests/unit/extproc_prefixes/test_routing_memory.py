@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.prefixes.routing_memory import POSITIONS, LastPlaces, RecentRoutes, checkpoints
+from extproc.policy.values import PickPolicy
+from extproc.prefixes.prompt_match import PromptKeys
+from extproc.prefixes.routing_memory import (
+    POSITIONS,
+    SETTLE_SECONDS,
+    LastPlaces,
+    RecentRoutes,
+    RoutingMemory,
+    checkpoints,
+)
 from kvmesh.blocks.block_keys import block_keys
 
 ROOT = b"r" * 8
@@ -177,6 +186,27 @@ def test_another_prompt_with_the_same_beginning_is_expected_until_the_index_know
     assert recent.match(other, now=1.0, held={"a": 32}) == {"a": 52}
 
 
+def test_an_ended_answer_leaves_its_prompt_to_the_index_soon_and_a_refusal_at_once() -> None:
+    memory = RoutingMemory(PickPolicy())
+    prompts = [PromptKeys(keys=chain(*numbered(100)), tokens_each=16)]
+    for endpoint in ("computed", "refused", "open"):
+        memory.began(endpoint, prompts)
+        memory.note(endpoint, prompts=prompts, session=None, adapter=None, now=1.0)
+    memory.ended("computed", prompts, computed=True, now=1.0)
+    memory.ended("refused", prompts, computed=False, now=1.0)
+
+    def expected(now: float, *live: str) -> set[str]:
+        ((hits, _),) = memory.matches(
+            prompts, states=dict.fromkeys(live, "live"), endpoints=("computed", "refused", "open"), now=now
+        )
+        return set(hits)
+
+    everywhere = ("computed", "refused", "open")
+    assert expected(1.0, *everywhere) == {"computed", "open"}
+    assert expected(1.0 + SETTLE_SECONDS, *everywhere) == {"open"}
+    assert expected(1.0 + SETTLE_SECONDS) == set(everywhere)  # without events nothing else is known
+
+
 def test_confirming_does_not_grow_without_bounds() -> None:
     recent = routes(limit=1_000)
     recent.note(chain("p"), endpoint="a", now=1.0)
@@ -189,7 +219,8 @@ def test_confirming_does_not_grow_without_bounds() -> None:
 
 WORDS = st.lists(st.sampled_from("ab"), min_size=1, max_size=12)
 STEPS = st.lists(
-    st.tuples(st.sampled_from(("note", "match")), WORDS, st.sampled_from(("e1", "e2")), st.integers(0, 12)), max_size=60
+    st.tuples(st.sampled_from(("note", "match")), WORDS, st.sampled_from(("e1", "e2")), st.integers(0, 12)),
+    max_size=60,
 )
 
 

@@ -8,8 +8,8 @@ import openai_harmony
 import pytest
 
 from extproc.errors import ChatTemplateError, TokenizerError
-from extproc.prompts.harmony_tokens import MOST_LIBRARY_CHARACTERS, HarmonyTokens
-from extproc.prompts.token_ids import TOKEN_BYTES
+from extproc.prompts.harmony_chats import MOST_LIBRARY_CHARACTERS, HarmonyTokens
+from extproc.prompts.tokenized_prompt import TOKEN_BYTES
 from extproc.requests.request import TokenPrompt
 
 LONG = "What is it? " * 1_000

@@ -12,8 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from extproc.errors import TokenizerError
-from extproc.prompts.prompt_forms import PairFrame, Scoring, pair_frame, scoring_of
-from extproc.prompts.tokenizer import ModelTokenizer
+from extproc.prompts.tokenizer import ModelTokenizer, PairFrame, Scoring, pair_frame, scoring_of
 from extproc.requests.openai import parse_request
 
 WORDS = ["[CLS]", "[SEP]", "a", "b", "c", "q", "d"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from extproc.prompts.pod_answers import RenderAnswerError, read_refusal, read_render_answer
-from extproc.prompts.token_ids import Feature, TokenizedPrompt
+from extproc.prompts.pod_tokenize import RenderAnswerError, read_refusal, read_render_answer
+from extproc.prompts.tokenized_prompt import Feature, TokenizedPrompt
 from kvmesh.pods.page_steps import Steps, T, at_once
 
 

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from extproc.prompts.token_ids import NO_FRAME, Frame, cut_tokens, kept_tokens
+from extproc.prompts.tokenized_prompt import NO_FRAME, Frame, cut_tokens, kept_tokens
 from extproc.requests.request import Truncation, TruncationSide
 
 LEFT, RIGHT = TruncationSide.LEFT, TruncationSide.RIGHT

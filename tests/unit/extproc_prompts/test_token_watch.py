@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.prompts.token_watch import LEAST_PROMPTS, UNKNOWN_MODEL, WINDOW_SECONDS, TokenSource, TokenWatch
+from extproc.prompts.prompt_tokens import LEAST_PROMPTS, UNKNOWN_MODEL, WINDOW_SECONDS, TokenSource, TokenWatch
 
 FOLDER, PODS, CLIENT, TEXT = TokenSource
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extproc.prompts.token_ids import Feature, TokenizedPrompt
+from extproc.prompts.tokenized_prompt import Feature, TokenizedPrompt
 from kvmesh.blocks.block_keys import block_keys, fold_features
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "vllm_media_extra_keys.json").read_text())["cases"]

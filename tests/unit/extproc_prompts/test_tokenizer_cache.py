@@ -10,8 +10,7 @@ from extproc.errors import TokenizerError
 from extproc.models.models import ServedModel, TokensFrom
 from extproc.prompts.retries import FIRST_SECONDS
 from extproc.prompts.tokenizer import ModelTokenizer
-from extproc.prompts.tokenizer_cache import CHANGES, TokenizerCache
-from extproc.prompts.tokenizer_files import FolderFiles, folder_files
+from extproc.prompts.tokenizer_cache import CHANGES, FolderFiles, TokenizerCache, folder_files
 
 MODEL = ServedModel(name="m", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=Path("/models/m"))
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.requests.openai import parse_request
-from extproc.requests.request import ApiKind, ChatPrompt, InferenceRequest, TokenPrompt
+from extproc.requests.request import ApiKind, ChatPrompt, InferenceRequest
 
 PATH = "/v1/messages"
 HELLO = {"role": "user", "content": "Hello"}
@@ -191,11 +191,6 @@ def test_an_image_is_media_in_a_message_and_in_a_tools_result(source: dict[str, 
         ChatPrompt(messages=({"role": "tool", "tool_call_id": "t", "content": ""}, said("user", part))),
     )
     assert (shown.has_media, returned.has_media) == (True, True)
-
-
-def test_token_ids_from_a_prefill_stage_stand_for_the_messages() -> None:
-    request = parse(messages=[HELLO], kv_transfer_params={"prompt_token_ids": [5, 6]})
-    assert request.prompts == (TokenPrompt.of([5, 6]),)
 
 
 @pytest.mark.parametrize(

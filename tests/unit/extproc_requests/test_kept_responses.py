@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from extproc.requests.kept_responses import UNOWNED_ID, owned_id, response_in_path, tag_in, tag_of, with_response_id
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest
+from extproc.requests.responses_api import UNOWNED_ID, owned_id, response_in_path, tag_in, tag_of, with_response_id
 
 
 def parse(**body: Any) -> InferenceRequest:

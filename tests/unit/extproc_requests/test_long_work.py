@@ -84,6 +84,22 @@ async def test_who_leaves_is_not_worked_for_and_errors_come_to_who_waits() -> No
     lane.close()
 
 
+class PanicError(BaseException):
+    """As the Rust libraries of Python raise it."""
+
+
+@pytest.mark.parametrize("error", [PanicError("a panic"), SystemExit(), StopIteration()])
+async def test_work_that_raises_anything_fails_alone(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    lane = LongWork()
+    with pytest.raises(RuntimeError, match=f"long work failed: {type(error).__name__}"):
+        await asyncio.wait_for(lane.run(fail, size=1), 5)
+    assert await asyncio.wait_for(lane.run(lambda: "next", size=1), 5) == "next"
+    lane.close()
+
+
 async def test_work_that_was_long_is_followed_by_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 0.03, 0.03, 0.034, 0.034, 9.0])
     monkeypatch.setattr(long_work, "thread_time", lambda: next(times))

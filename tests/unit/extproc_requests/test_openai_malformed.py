@@ -90,7 +90,7 @@ NAMES = (
     *("chat_template_kwargs", "add_generation_prompt", "reasoning_effort", "truncate_prompt_tokens"),
     *("role", "content", "type", "text", "input", "instructions", "system", "thinking", "name", "arguments", "id"),
     *("tool", "status", "call_id", "summary", "source", "input_schema", "definition", "reasoning", "metadata"),
-    *("truncation_side", "kv_transfer_params", "prompt_token_ids", "token_ids", "tool_use_id", "output", "namespace"),
+    *("truncation_side", "token_ids", "tool_use_id", "output", "namespace"),
 )
 # what items, blocks and messages are made of, so that the random ones get far
 WORDS = (

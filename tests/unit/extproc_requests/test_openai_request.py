@@ -136,7 +136,7 @@ def test_a_generation_prompt_can_be_switched_off_in_words(word: Any) -> None:
 )
 def test_all_four_forms_of_a_completion_prompt_are_understood(prompt: Any, expected: tuple[Any, ...]) -> None:
     assert parse(COMPLETIONS, model="m", prompt=prompt) == InferenceRequest(
-        api=ApiKind.COMPLETIONS, path=COMPLETIONS, model="m", prompts=expected, max_tokens=16
+        api=ApiKind.COMPLETIONS, path=COMPLETIONS, model="m", prompts=expected, max_tokens=16, sequences=len(expected)
     )
 
 
@@ -188,9 +188,6 @@ def test_a_completion_whose_tokens_cannot_be_known_is_left_to_the_pod(body: dict
         {"chat_template_kwargs": {"chat_template": "x"}},
         {"chat_template_kwargs": [1]},
         {"truncate_prompt_tokens": 1.5},
-        {"kv_transfer_params": {"prompt_token_ids": [1, True]}},
-        {"kv_transfer_params": {"prompt_token_ids": []}},
-        {"kv_transfer_params": {"prompt_token_ids": [-1]}},
         {"tools": "weather"},
         {"documents": {"title": "x"}},
     ],
@@ -209,8 +206,6 @@ def test_prefix_and_query_string_do_not_hide_the_api() -> None:
 @pytest.mark.parametrize(
     ("path", "method", "body", "model"),
     [
-        ("/v1/models", "GET", b"", None),
-        ("/v1/chat/completions", "GET", b"", None),
         ("/v1/audio/transcriptions", "POST", b'--x\r\ncontent-disposition: form-data; name="model"', None),
         ("/v1/rerouted", "POST", b'{"model": 5}', None),
         ("/v1/rerouted", "POST", b'{"model": "\\ud800"}', None),
@@ -223,6 +218,25 @@ def test_prefix_and_query_string_do_not_hide_the_api() -> None:
 def test_other_paths_have_no_prompt_and_never_fail(path: str, method: str, body: bytes, model: str | None) -> None:
     request = parse_request(path=path, method=method, body=body)
     assert request == InferenceRequest(api=ApiKind.OTHER, path=path, model=model)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "costs_gpu"),
+    [
+        *(("GET", "/v1/models", False), ("GET", "/health", False), ("OPTIONS", "/v1/chat/completions", False)),
+        *(("GET", "/v1/responses/resp_1", False), ("DELETE", "/v1/responses/resp_1", False)),
+        *(("POST", "/v1/responses/resp_1/cancel", False), ("POST", "/tokenize", False)),
+        *(("POST", "/v1/audio/transcriptions", True), ("POST", "/v1/responses", True)),
+    ],
+)
+def test_requests_without_inference_cost_no_gpu(method: str, path: str, costs_gpu: bool) -> None:
+    request = parse_request(path=path, method=method, body=b"{}")
+    assert (request.costs_gpu, request.prompts) == (costs_gpu, ())
+
+
+def test_a_two_way_request_is_inference_whatever_its_method() -> None:
+    request = parse_request(path="/v1/realtime", method="GET", body=None, is_two_way=True)
+    assert (request.costs_gpu, request.max_tokens, request.unsupported_reason) == (True, None, None)
 
 
 @pytest.mark.parametrize("body_type", [bytes, bytearray, memoryview])
@@ -295,7 +309,7 @@ def test_who_asks_is_read_from_the_fields_of_both_vendors(path: str, fields: dic
 )
 def test_a_chat_with_media_keeps_its_messages_and_says_so(part: dict[str, Any]) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}
-    request = parse(CHAT, messages=[message], kv_transfer_params={"prompt_token_ids": [1]})
+    request = parse(CHAT, messages=[message])
     assert request.prompts == (ChatPrompt(messages=(message,)),)
     assert (request.has_media, request.unsupported_reason) == (True, None)
 
@@ -303,16 +317,6 @@ def test_a_chat_with_media_keeps_its_messages_and_says_so(part: dict[str, Any]) 
 def test_words_like_image_are_no_media() -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "image_url"}, "input_audio", 5]}
     assert parse(CHAT, messages=[message, "image", None]).has_media is False
-
-
-def test_token_ids_from_a_prefill_stage_stand_for_the_messages() -> None:
-    request = parse(CHAT, messages=[HELLO], kv_transfer_params={"prompt_token_ids": [5, 6], "do_remote_prefill": True})
-    assert request.prompts == (TokenPrompt.of([5, 6]),)
-
-
-def test_token_ids_from_a_prefill_stage_do_not_count_where_the_text_is_echoed() -> None:
-    request = parse(CHAT, messages=[HELLO], echo=True, kv_transfer_params={"prompt_token_ids": [5, 6]})
-    assert request.prompts == (ChatPrompt(messages=(HELLO,)),)
 
 
 def test_a_batch_of_chats_has_one_prompt_for_each_conversation() -> None:
@@ -326,6 +330,7 @@ def test_a_batch_of_chats_has_one_prompt_for_each_conversation() -> None:
             ChatPrompt(messages=(HELLO,), add_generation_prompt=False),
             ChatPrompt(messages=(bye,), add_generation_prompt=False),
         ),
+        sequences=2,
     )
 
 
@@ -358,7 +363,7 @@ def test_a_rendered_prompt_with_media_or_without_ids_is_left_to_the_pod(fields: 
 )
 def test_turning_texts_into_tokens_has_no_prompt_and_no_output(path: str) -> None:
     request = parse(path, model="m", prompt="x", messages=[HELLO])
-    assert request == InferenceRequest(api=ApiKind.TOKENIZE, path=path, model="m", max_tokens=0)
+    assert request == InferenceRequest(api=ApiKind.TOKENIZE, path=path, model="m", max_tokens=0, costs_gpu=False)
 
 
 @pytest.mark.parametrize(
@@ -423,3 +428,65 @@ def test_an_empty_name_is_none(path: str) -> None:
 def test_the_model_of_an_unknown_path_is_read_in_every_encoding_that_the_pod_reads(coding: str) -> None:
     body = (" " * 99 + json.dumps({"model": "m"})).encode(coding)
     assert parse_request(path="/other", body=body).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "sequences"),
+    [
+        (CHAT, {"messages": [HELLO]}, 1),
+        (CHAT, {"messages": [HELLO], "n": 50}, 50),
+        (CHAT, {"messages": [HELLO], "n": "50.0"}, 50),
+        (CHAT, {"messages": [HELLO], "n": 4, "use_beam_search": True}, 4),
+        (CHAT, {"messages": [HELLO], "n": "many"}, 1),  # the pod refuses it
+        (CHAT, {"messages": [HELLO], "n": 0}, 1),
+        (CHAT + "/batch", {"messages": [[HELLO], [HELLO]], "n": 3}, 6),
+        (COMPLETIONS, {"prompt": ["a"] * 50}, 50),
+        (COMPLETIONS, {"prompt": ["a"] * 5_000}, 5_000),  # too many to read
+        (COMPLETIONS, {"prompt": [[1, 2], [3]], "n": 2, "best_of": 5}, 10),
+        (COMPLETIONS, {"prompt": [1, 2, 3], "n": 2}, 2),
+        (COMPLETIONS, {"prompt_embeds": ["AAAA", "AAAA"], "n": 2}, 4),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 7}}, 7),
+    ],
+)
+def test_choices_and_prompts_are_sequences_of_their_own(path: str, fields: dict[str, Any], sequences: int) -> None:
+    assert parse(path, model="m", **fields).sequences == sequences
+
+
+@pytest.mark.parametrize(
+    ("written", "tokens"),
+    [
+        *((1000, 1000), (1000.0, 1000), ("1000", 1000), ("1000.0", 1000), (" 1000 ", 1000), ("1_000", 1000), (True, 1)),
+        *(
+            (1e300, (1 << 53) - 1),
+            (1.5, None),
+            ("1.5", None),
+            ("x", None),
+            (-1, None),
+            ([1], None),
+            ("9" * 5_000, None),
+        ),
+    ],
+)
+def test_a_limit_is_read_in_every_form_that_the_pod_accepts(written: Any, tokens: int | None) -> None:
+    assert parse(CHAT, model="m", messages=[HELLO], max_tokens=written).max_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "skips_cache"),
+    [
+        (CHAT, {"messages": [HELLO], "prompt_logprobs": 0}, True),
+        (CHAT, {"messages": [HELLO], "echo": True}, True),
+        (CHAT, {"messages": [HELLO], "echo": "false", "logprobs": True}, False),
+        (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 0}, True),
+        (COMPLETIONS, {"prompt": "a", "echo": True}, False),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 3}, False),
+        (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 1}, True),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}}, True),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": True}}, True),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"logprobs": 1}}, False),
+    ],
+)
+def test_scores_of_the_prompts_own_tokens_need_its_whole_computation(
+    path: str, fields: dict[str, Any], skips_cache: bool
+) -> None:
+    assert parse(path, model="m", **fields).skips_cache is skips_cache

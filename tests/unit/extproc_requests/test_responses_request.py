@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from extproc.requests.chat_messages import conversation
 from extproc.requests.openai import parse_request
-from extproc.requests.request import ApiKind, ChatPrompt, InferenceRequest, TokenPrompt, Truncation
+from extproc.requests.request import ApiKind, ChatPrompt, InferenceRequest, Truncation
 
 PATH = "/v1/responses"
 HELLO = {"role": "user", "content": "Hello"}
@@ -175,11 +175,6 @@ def test_an_image_among_the_items_is_media() -> None:
     message = {"role": "user", "content": [{"type": "input_image", "image_url": "http://x/y.png"}]}
     request = parse(input=[message])
     assert (request.has_media, len(request.prompts)) == (True, 1)
-
-
-def test_token_ids_from_a_prefill_stage_stand_for_the_items() -> None:
-    request = parse(input=[HELLO], kv_transfer_params={"prompt_token_ids": [5, 6]})
-    assert request.prompts == (TokenPrompt.of([5, 6]),)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from extproc.policy.autoscale import Autoscale, ScalePolicy
+from extproc.scaling.plan import Demand, PlannedRole, PlannedVariant
 from extproc.scaling.pool_scaling import PoolScaling
-from extproc.scaling.seen import PodSeen, PoolSeen, Signal
+from extproc.scaling.seen import PodSeen, PoolSeen, Signal, Source, State
 from kvmesh.pods.pod_report import EndpointLoad
 
 LOOK_SECONDS = 2.0
@@ -62,6 +63,7 @@ class FluidPool:
     inter_token_seconds: float | None = None
     start_seconds: float | None = None  # after which a wanted pod serves; None: the pods stay as they are
     shadow: bool = False
+    pod_hour_price: float | None = None
     pods: list[FluidPod] = field(default_factory=list)
     now: float = 1000.0
     queued_requests: int = 0
@@ -69,7 +71,6 @@ class FluidPool:
     refused_requests: float = 0.0
     refused_tokens: float = 0.0
     pickers: int = 1
-    by_the_clock: bool = False  # `now` is the time of day, too
     look_seconds: float = LOOK_SECONDS
     speeds: Mapping[str, float] = field(default_factory=dict)  # by variant
     wanted: list[int] = field(default_factory=list)  # at each look
@@ -79,7 +80,8 @@ class FluidPool:
 
     def __post_init__(self) -> None:
         policies: dict[str, Any] = {self.role: self.policy}
-        self.scaling = PoolScaling(Autoscale(**policies, shadow=self.shadow))
+        self.scaling = PoolScaling(Autoscale(**policies))
+        self.scaling.reconfigure(Autoscale(**policies), shadow=self.shadow, pod_hour_price=self.pod_hour_price)
 
     def add(self, count: int, variant: str = "") -> "FluidPool":
         """Have so many pods more, which serve."""
@@ -132,7 +134,6 @@ class FluidPool:
             refused_tokens=self.refused_tokens,
             ttft_seconds=self.ttft_seconds,
             inter_token_seconds=self.inter_token_seconds,
-            wall=self.now if self.by_the_clock else None,
         )
 
     def _work(self) -> None:
@@ -177,3 +178,18 @@ class FluidPool:
         return FluidPod(
             address=f"10.0.0.{self._made}:8000", role=self.role, serves=serves, variant=variant, speed=speed
         )
+
+
+def planned_role(*variants: str, role: str = "both", wanted: int = 0) -> PlannedRole:
+    """Return a role of which nothing but these is known."""
+    return PlannedRole(
+        role=role,
+        state=State.OK,
+        reason="",
+        present=0,
+        wanted=wanted,
+        min_replicas=0,
+        max_replicas=None,
+        demand=Demand(),
+        variants=tuple(PlannedVariant(name=each, source=Source.LEARNED) for each in variants),
+    )

@@ -18,8 +18,10 @@ REPORT = EndpointLoad(
 )
 
 
-def pod(load: EndpointLoad | None, *, address: str = "a:1") -> PodSeen:
-    return PodSeen(address=address, role="both", serves=True, load=load, tokens_per_second=1000.0, request_seconds=0.1)
+def pod(load: EndpointLoad | None, *, address: str = "a:1", serves: bool = True) -> PodSeen:
+    return PodSeen(
+        address=address, role="both", serves=serves, load=load, tokens_per_second=1000.0, request_seconds=0.1
+    )
 
 
 def work(after: EndpointLoad, *, before: EndpointLoad = REPORT, waiting: Waiting | None = None, late: int = 0) -> Work:
@@ -48,6 +50,16 @@ def test_a_pod_that_keeps_no_prefixes_is_known_by_what_has_ended() -> None:
 
 def test_a_pod_whose_report_is_late_is_taken_to_do_as_much() -> None:
     assert work(replace(REPORT, prefix_query_tokens=2000), late=1).prefill == 2.0
+
+
+def test_a_cordoned_pod_s_rest_counts_as_any_other_work() -> None:
+    demand = RoleDemand()
+    demand.look([pod(REPORT), pod(REPORT, address="b:1")], Waiting(), seconds=0.0, inter_token_seconds=None)
+    after = replace(REPORT, prefix_query_tokens=2000, reported_at=102.0)
+    pods = [pod(after), pod(after, address="b:1", serves=False)]
+    found = demand.look(pods, Waiting(), seconds=2.0, inter_token_seconds=None)
+    assert found is not None
+    assert found.prefill == 2.0
 
 
 def test_requests_that_wait_at_pods_count_with_their_average_prompt() -> None:

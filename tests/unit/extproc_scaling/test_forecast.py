@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from extproc.scaling.forecast import Forecast
+from extproc.scaling.role_memory import Forecast
 
 
 def played(seconds: float, value: Callable[[float], float]) -> Forecast:

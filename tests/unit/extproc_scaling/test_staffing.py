@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.scaling.staffing import MOST_BETA, USUAL_BETA, beta_for, pods_for, waits
+from extproc.scaling.need import MOST_BETA, USUAL_BETA, beta_for, pods_for, waits
 
 
 @pytest.mark.parametrize(("beta", "probability"), [(0.506, 0.5), (0.183, 0.79), (1.42, 0.1), (0.0, 1.0)])

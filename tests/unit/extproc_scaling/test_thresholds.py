@@ -5,12 +5,12 @@ import pytest
 from extproc.policy.autoscale import ScaleSignals
 from extproc.scaling.thresholds import Way, verdict
 
-UP = ScaleSignals(queue_requests=8, gpu_utilization=0.8)
-DOWN = ScaleSignals(queue_requests=2, gpu_utilization=0.4)
+UP = ScaleSignals(queue_requests=8, kv_usage=0.8)
+DOWN = ScaleSignals(queue_requests=2, kv_usage=0.4)
 
 
 @pytest.mark.parametrize(
-    ("queue", "gpu", "way"),
+    ("queue", "cache", "way"),
     [
         (9, 0.3, Way.UP),
         (8, 0.3, Way.UP),  # at the threshold
@@ -19,12 +19,10 @@ DOWN = ScaleSignals(queue_requests=2, gpu_utilization=0.4)
         (2, 0.40, Way.DOWN),  # at both thresholds
         (2.1, 0.40, Way.HOLD),
         (7.9, 0.79, Way.HOLD),
-        (2, None, Way.DOWN),  # what nobody reports is in nobody's way
-        (None, None, Way.NOTHING),
     ],
 )
-def test_any_for_more_and_all_for_fewer(queue: float | None, gpu: float | None, way: Way) -> None:
-    assert verdict({"queue_requests": queue, "gpu_utilization": gpu, "kv_usage": 0.5}, up=UP, down=DOWN).way is way
+def test_any_for_more_and_all_for_fewer(queue: float, cache: float, way: Way) -> None:
+    assert verdict({"queue_requests": queue, "kv_usage": cache}, up=UP, down=DOWN).way is way
 
 
 def test_without_thresholds_nothing_is_said() -> None:

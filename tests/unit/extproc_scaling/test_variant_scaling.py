@@ -174,7 +174,7 @@ def test_a_pod_that_reports_nonsense_does_not_change_the_set() -> None:
 
 
 def test_tokens_cost_what_the_pods_cost_by_what_they_serve() -> None:
-    pool = FluidPool(policy=ScalePolicy(pod_hour_price=3.6), rate=lambda _: 8000.0, output_each=100.0).add(2)
+    pool = FluidPool(pod_hour_price=3.6, rate=lambda _: 8000.0, output_each=100.0).add(2)
     costs = pool.run(600).costs
     assert costs.per_hour == 7.2
     assert costs.per_million_tokens == pytest.approx(7.2 / 3600 / (8000 + 1000) * 1e6, rel=0.02)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from extproc import cli, service
+from extproc import service
 from extproc.errors import ConfigError
 from extproc.pods.endpoint import Role
-from extproc.settings.config import PickerSettings, parse_endpoints, parse_weights
+from extproc.settings.config import PickerSettings, parse_endpoints
+from operate import cli
 
 PODS = "127.0.0.1:8101,[::1]:8102"
 
@@ -26,7 +27,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PickerSettings]:
         seen.append(settings)
 
     monkeypatch.setattr(service, "serve", serve)
-    monkeypatch.delenv("KVMESH_CONFIG", raising=False)
 
     def command(*arguments: str) -> PickerSettings:
         root: Any = cli.build(["extproc"])
@@ -53,11 +53,11 @@ def test_a_flag_beats_the_environment_and_the_file(
 
 
 def test_lists_and_mappings_may_be_written_as_yaml(run: Callable[..., PickerSettings], tmp_path: Path) -> None:
-    text = "endpoints: ['127.0.0.1:1', '[::1]:2']\nweights: {prefix: 1.5}\nknown_models: [a, b]\n"
+    text = "endpoints: ['127.0.0.1:1', '[::1]:2']\nroles: {'127.0.0.1:1': decode}\ncordoned: ['[::1]:2']\n"
     settings = run("--config", config(tmp_path, text))
     assert settings.endpoints == ("127.0.0.1:1", "[::1]:2")
-    assert settings.policy.weights == {"prefix": 1.5}
-    assert settings.known_models == {"a", "b"}
+    assert settings.policy.roles == {"127.0.0.1:1": Role.DECODE}
+    assert settings.policy.cordoned == {"[::1]:2"}
 
 
 def test_a_key_of_another_command_is_not_an_error(run: Callable[..., PickerSettings], tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_bad_file_is_refused_with_its_mistake(
 @pytest.mark.parametrize(
     "line",
     [
-        "redis_password_file: @secret7741",
+        "pod_key_file: @secret7741",
         "redis: *secret7741",
         "redis: !secret7741 x",
         "redis: redis://:secret7741: x@127.0.0.1",
@@ -216,12 +216,6 @@ def test_a_bad_endpoint_is_refused(text: str) -> None:
         parse_endpoints(text)
 
 
-@pytest.mark.parametrize("text", ["prefx=1", "prefix", "prefix=x", "prefix=-1", "prefix=nan", "prefix=inf"])
-def test_bad_weights_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"scorer|weight"):
-        parse_weights(text)
-
-
 @pytest.mark.parametrize("command", ["extproc", "indexer", "sim", "up", "explain", "version"])
 def test_every_command_has_help_and_the_shared_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     root: Any = cli.build()
@@ -234,29 +228,18 @@ def test_an_error_of_the_foundation_is_one_line_of_the_root_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "tell_crashes_so", lambda: None)
-    monkeypatch.setattr("sys.argv", ["kvmesh", "audit", "read", "--redis", "foo", "--access-log-stream", "x"])
+    monkeypatch.setattr("sys.argv", ["kvmesh", "audit", "read", "--redis", "foo", "--stream", "x"])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert (end.value.code, capsys.readouterr().err.startswith("kvmesh: Redis address 'foo': ")) == (2, True)
-
-
-def test_flags_go_before_the_policy_s_file_and_the_file_before_the_defaults(
-    run: Callable[..., PickerSettings], tmp_path: Path
-) -> None:
-    file = config(tmp_path, "scoring: {strategy: prefix-aware, fallbacks: 1}\nload: {staleAfterSeconds: 9}\n")
-    policy = run("--endpoints", PODS, "--policy", file, "--stale-after-ms", "3000").policy
-    assert (policy.strategy, policy.weights["prefix"]) == ("prefix-aware", 3.0)
-    assert (policy.stale_after_seconds, policy.fallbacks, policy.recent_prefix_seconds) == (3, 1, 5)
-    assert run("--endpoints", PODS, "--policy", file, "--weights", "turn=1").policy.weights == {"turn": 1.0}
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "policy: {scoring: {strategy: least-request}}\n",
-        "policy:\n  scoring: {strategy: least-request}\n  load: {health: {slowFactor: 3}}\n",
+        "policy:\n  scoring: {strategy: least-request}\n  load: {health: {avoidSeconds: 3}}\n",
         'policy: \'{"scoring": {"strategy": "least-request"}}\'\n',
-        "strategy: least-request\n",
     ],
 )
 def test_the_policy_may_stand_in_the_configuration_file(
@@ -266,60 +249,25 @@ def test_the_policy_may_stand_in_the_configuration_file(
     assert settings.policy.weights == {"active-requests": 1.0}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "policy: {priorities: {defaultClass: sheddable, enginePriority: true}}\n",
-        "priorities: {defaultClass: sheddable, enginePriority: true}\n",
-        "priorities: {defaultClass: sheddable}\npolicy: {priorities: {defaultClass: critical, enginePriority: true}}\n",
-    ],
-)
-def test_the_priorities_may_stand_in_the_policy_or_by_themselves(
-    run: Callable[..., PickerSettings], tmp_path: Path, text: str
-) -> None:
-    found = run("--config", config(tmp_path, text), "--endpoints", PODS).policy.priorities
-    assert (found.default_class, found.engine_priority) == ("sheddable", True)
-
-
-def test_the_flags_of_single_priorities_go_before_the_documents(run: Callable[..., PickerSettings]) -> None:
-    document = '{"priorities": {"trustObjective": true}, "load": {"overload": {"enabled": false, "queueRequests": 3}}}'
-    default = run("--endpoints", PODS).policy.priorities
-    read = run("--endpoints", PODS, "--policy", document).policy.priorities
-    flags = ("--overload", "--no-trust-objective")
-    changed = run("--endpoints", PODS, "--policy", document, *flags).policy.priorities
-    found = [
-        (one.trust_objective, one.overload.enabled, one.overload.queue_requests) for one in (default, read, changed)
-    ]
-    assert found == [(False, True, 4000), (True, False, 3), (False, True, 3)]
-
-
 def test_a_smaller_model_that_would_be_answered_404_is_refused(run: Callable[..., PickerSettings]) -> None:
-    step = (
-        '{"classes": [{"name": "standard", "degrade": '
-        '[{"step": "smaller-model", "enter": 2, "leave": 1, "model": "%s"}]}]}'
-    )
-    models = ("--models", '{"onlyListed": true, "served": [{"name": "big"}, {"name": "small"}]}')
-    assert run("--endpoints", PODS, *models, "--priorities", step % "small").policy
-    assert run("--endpoints", PODS, "--priorities", step % "smal").policy
-    with pytest.raises(ConfigError, match=r"classes\[standard\].degrade\[0\].model: 'smal' is not in --models"):
-        run("--endpoints", PODS, *models, "--priorities", step % "smal")
+    def policy(name: str, *, only_listed: bool = True) -> str:
+        step = {"step": "smaller-model", "enter": 2, "leave": 1, "model": name}
+        models = {"onlyListed": only_listed, "served": [{"name": "big"}, {"name": "small"}]}
+        return json.dumps({"models": models, "priorities": {"classes": [{"name": "standard", "degrade": [step]}]}})
+
+    assert run("--endpoints", PODS, "--policy", policy("small")).policy
+    assert run("--endpoints", PODS, "--policy", policy("smal", only_listed=False)).policy
+    with pytest.raises(ConfigError, match=r"classes\[standard\].degrade\[0\].model: 'smal' is not in spec.models"):
+        run("--endpoints", PODS, "--policy", policy("smal"))
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--priorities", '{"clases": {}}'), "--priorities: spec.priorities.clases: unknown field"),
-        (
-            ("--priorities", '{"default_class": "a"}'),
-            "--priorities: spec: default_class: a policy file is an In",
-        ),
-        (("--priorities", "no-such-file.yaml"), "--priorities: cannot read no-such-file.yaml"),
+        (("--policy", "priorities: {clases: {}}"), "--policy: spec.priorities.clases: unknown field"),
         (("--policy", "no-such-file.yaml"), "--policy: cannot read no-such-file.yaml"),
         (("--policy", '{"scoring": {"weights": {"prefx": 1}}}'), "--policy: spec.scoring.weights.prefx: unknown field"),
-        (("--policy", '{"weights": {"prefix": 1}}'), "--policy: spec: weights: a policy file is an InferencePolicy or"),
         (("--policy", "{"), "--policy: not readable as YAML"),
-        (("--weights", "turn=1e9"), "spec.scoring.weights.turn: must be between 0 and 1000000, not 1000000000.0"),
-        (("--models", '{"served": [{}]}'), r"--models: spec.models.served\[0\].name: is missing"),
     ],
 )
 def test_a_policy_that_cannot_be_read_is_refused(
@@ -330,17 +278,16 @@ def test_a_policy_that_cannot_be_read_is_refused(
 
 
 def test_the_model_of_the_flags_joins_those_of_the_table(run: Callable[..., PickerSettings]) -> None:
-    models = '{"served": [{"name": "big", "aliases": ["b"]}]}'
-    settings = run("--endpoints", PODS, "--model", "tiny", "--models", models)
+    models = "models: {served: [{name: big, aliases: [b]}]}"
+    settings = run("--endpoints", PODS, "--model", "tiny", "--policy", models)
     assert [model.name for model in settings.model_table.served] == ["tiny", "big"]
-    assert run("--endpoints", PODS, "--model", "b", "--models", models).model_table.served[0].name == "big"
+    assert run("--endpoints", PODS, "--model", "b", "--policy", models).model_table.served[0].name == "big"
 
 
-def test_the_models_may_stand_in_the_policy_and_the_flag_goes_before_it(run: Callable[..., PickerSettings]) -> None:
-    policy = '{"models": {"served": [{"name": "big"}], "onlyListed": true}}'
-    assert run("--endpoints", PODS, "--policy", policy).models.names() == {"big"}
-    both = run("--endpoints", PODS, "--policy", policy, "--models", '{"served": [{"name": "tiny"}]}').models
-    assert (both.names(), both.only_listed) == (frozenset({"tiny"}), True)
+@pytest.mark.parametrize("flag", ["--strategy", "--weights", "--stale-after-ms", "--models", "--priorities"])
+def test_single_fields_of_the_policy_are_no_flags(run: Callable[..., PickerSettings], flag: str) -> None:
+    with pytest.raises(Exception, match=f"No such option: {flag}"):
+        run("--endpoints", PODS, flag, "1")
 
 
 def test_the_policy_file_may_be_a_resource(run: Callable[..., PickerSettings], tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from extproc.errors import ConfigError
+from extproc.policy.merged_policy import pick_policy
 from extproc.policy.values import Steering
-from extproc.settings.config import PickerSettings, read_models
+from extproc.settings.config import PickerSettings
 from extproc.settings.shown_settings import ShownSettings, files_of, shown_settings, taken_over, without
 from kvmesh.pods.pod_access import PodAccess
-from kvmesh.redis.address import RedisAccess
 
 SETTINGS = PickerSettings(
     endpoints=("10.0.0.1:8000",),
@@ -22,7 +22,7 @@ SETTINGS = PickerSettings(
     steering=Steering.ORIGINAL_DST,
     namespaces=frozenset({"b", "a"}),
     pod_access=PodAccess(key_file=Path("/keys/pod")),
-    redis_url=RedisAccess(url="rediss://me:s3cret@redis:6379/2", password_file=None, ca_file=Path("/tls/ca.pem")),
+    redis_url="rediss://me:s3cret@redis:6379/2?ca_file=/tls/ca.pem",
 )
 
 
@@ -34,8 +34,7 @@ def round_trip(settings: PickerSettings) -> ShownSettings:
 def test_no_password_is_shown_but_that_there_is_one() -> None:
     shown = round_trip(SETTINGS)
     assert "s3cret" not in repr(shown)
-    assert (shown.redis, shown.redis_has_password) == ("rediss://redis:6379/2", True)
-    assert shown.redis_options == {"redis_ca_file": "/tls/ca.pem"}
+    assert (shown.redis, shown.redis_has_password) == ("rediss://redis:6379/2?ca_file=/tls/ca.pem", True)
 
 
 def test_a_seed_of_its_own_keys_hashes_in_redis_and_is_not_shown() -> None:
@@ -48,7 +47,7 @@ def test_a_seed_of_its_own_keys_hashes_in_redis_and_is_not_shown() -> None:
 
 
 def test_the_settings_are_taken_over() -> None:
-    settings = replace(SETTINGS, redis_url=RedisAccess(url="rediss://redis:6379/2", ca_file=Path("/tls/ca.pem")))
+    settings = replace(SETTINGS, redis_url="rediss://redis:6379/2?username=me&password_file=/redis")
     taken = taken_over(round_trip(settings), PickerSettings(), given=())
     assert taken == settings
 
@@ -57,7 +56,7 @@ def test_models_are_taken_over() -> None:
     models = {"served": [{"name": "qwen", "tokens": "text"}]}
     settings = replace(SETTINGS, policy_fields={"models": models})
     taken = taken_over(round_trip(settings), PickerSettings(), given=())
-    assert taken.models == read_models(msgspec.json.encode(models).decode())
+    assert taken.models == pick_policy({"models": models})[1]
 
 
 @pytest.mark.parametrize(
@@ -94,5 +93,5 @@ def test_another_programs_answer_is_no_settings() -> None:
 def test_files_that_are_elsewhere_can_be_left_out() -> None:
     shown = round_trip(SETTINGS)
     files = dict(files_of(shown))
-    assert files == {"tokenizer": "/models/qwen", "pod_key_file": "/keys/pod", "redis_ca_file": "/tls/ca.pem"}
-    assert dict(files_of(without(shown, files.keys()))) == {}
+    assert files == {"tokenizer": "/models/qwen", "pod_key_file": "/keys/pod", "redis": "/tls/ca.pem"}
+    assert dict(files_of(without(shown, files.values()))) == {}

@@ -75,11 +75,20 @@ except KeyboardInterrupt:
 """
 
 
+# a shell's background jobs, and with them these tests, ignore SIGINT
+INSTALL = """\
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from tools.install_progress import main
+main()
+"""
+
+
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "pip.py").write_text(PIP_THAT_IS_INTERRUPTED)  # `python -m pip` finds it first
     with tempfile.TemporaryFile("w+") as told:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from tools.install_progress import main; main()", "kvmesh", "x"],
+            [sys.executable, "-c", INSTALL, "kvmesh", "x"],
             stdout=subprocess.PIPE,
             stderr=told,
             text=True,

@@ -16,8 +16,8 @@ from kvmesh.blocks.cache_groups import CacheGroup
 from kvmesh.blocks.index_changes import IndexChange
 from kvmesh.blocks.source import Claim, SourceState, Stream
 from kvmesh.errors import IndexUnavailableError, LeaseLostError, StreamForgottenError
-from kvmesh.index.memory_index import MemoryPrefixIndex
 from tests.unit.kv_indexer_follow.kv_fakes import CLEARED, CountingTelemetry, frame, prompt, removed, stored
+from tests.unit.kvmesh_index.kv_memory_index import MemoryPrefixIndex
 
 POD = Stream(endpoint="10.0.0.1:8000")
 ROOT = root_key(hash_seed="kvmesh", model="tiny")
@@ -48,7 +48,7 @@ class Bench:
 
     async def matched(self, blocks: int) -> int:
         hits = await self.index.lookup(prompt(blocks), root=ROOT)
-        return hits.matched_blocks.get(POD.endpoint, 0)
+        return hits.matched_blocks.get(POD.name if POD.endpoint in hits.ranked else POD.endpoint, 0)
 
 
 @pytest.fixture

@@ -177,6 +177,13 @@ def test_a_removal_from_a_tier_that_is_not_indexed_is_counted() -> None:
     assert plan(BlockRemoved(block_hashes=(1,), medium="TAPE")).skipped == {"removal-of-unindexed": 1}
 
 
+def test_a_removal_elsewhere_leaves_the_own_copy() -> None:
+    removal = BlockRemoved(block_hashes=(1,), group_idx=0, locality="REMOTE")
+    assert plan(stored(1), removal) == Plan(
+        operations=[gpu_store((1,), keys(1))], skipped=Counter({"removal-of-unindexed": 1})
+    )
+
+
 WINDOW: dict[str, Any] = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 128, "group_idx": 1}
 
 

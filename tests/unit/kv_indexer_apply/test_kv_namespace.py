@@ -3,8 +3,8 @@
 from kv_indexer.apply.apply_events import EventApplier, root_keys
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.blocks.source import Stream, StreamPosition
-from kvmesh.index.memory_index import MemoryPrefixIndex
 from tests.unit.kv_indexer_follow.kv_fakes import CountingTelemetry, frame, prompt, stored
+from tests.unit.kvmesh_index.kv_memory_index import MemoryPrefixIndex
 
 POD = Stream(endpoint="10.0.0.1:8000")
 

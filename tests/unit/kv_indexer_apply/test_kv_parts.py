@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kv_indexer.apply import apply_events, batches
 from kv_indexer.apply.apply_events import EventApplier, root_keys
 from kvmesh.blocks.source import Stream
-from kvmesh.index.memory_index import MemoryPrefixIndex
 from tests.unit.kv_indexer_follow.kv_fakes import BLOCK, CLEARED, CountingTelemetry, frame, removed, stored
+from tests.unit.kvmesh_index.kv_memory_index import MemoryPrefixIndex
 
 POD = Stream(endpoint="10.0.0.1:8000")
 HASHES = st.integers(1, 12)

@@ -13,8 +13,8 @@ from kvmesh.blocks.block_keys import root_key
 from kvmesh.blocks.index_changes import Applied, IndexChange, pack_hashes
 from kvmesh.blocks.source import Claim, Stream, StreamPosition
 from kvmesh.errors import IndexRefusesError, IndexUnavailableError
-from kvmesh.index.memory_index import MemoryPrefixIndex
 from tests.unit.kv_indexer_follow.kv_fakes import CountingTelemetry, frame, prompt, removed, stored
+from tests.unit.kvmesh_index.kv_memory_index import MemoryPrefixIndex
 
 POD = Stream(endpoint="10.0.0.1:8000")
 ROOT = root_key(hash_seed="kvmesh", model="tiny")

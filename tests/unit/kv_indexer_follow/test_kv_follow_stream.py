@@ -16,7 +16,6 @@ from kvmesh.blocks.block_keys import root_key
 from kvmesh.blocks.index_changes import Applied
 from kvmesh.blocks.source import Claim, SourceState, Stream, StreamPosition, StreamRecord
 from kvmesh.errors import FeedLostError, IndexUnavailableError, LeaseLostError
-from kvmesh.index.memory_index import MemoryPrefixIndex
 from tests.unit.kv_indexer_follow.kv_fakes import (
     CLEARED,
     CountingTelemetry,
@@ -27,6 +26,7 @@ from tests.unit.kv_indexer_follow.kv_fakes import (
     removed,
     stored,
 )
+from tests.unit.kvmesh_index.kv_memory_index import MemoryPrefixIndex
 
 POD = Stream(endpoint="10.0.0.1:8000")
 ROOT = root_key(hash_seed="kvmesh", model="tiny")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from kv_indexer.inspect.index_audit import Difference
-from kv_indexer.inspect.index_pages import show_audit, show_cleared, show_sizes, show_sources
+from kv_indexer.inspect.inspect_command import show_audit, show_cleared, show_sizes, show_sources
 from kv_indexer.inspect.inspect_index import Cleared, SizeReport, SlotSize, SourceLine, SourcesReport
 from kv_indexer.inspect.verify_index import Audit
 from kvmesh.blocks.findings import Finding
@@ -187,11 +187,11 @@ def test_differences_are_listed_by_kind_with_what_they_mean() -> None:
         "retired slots that wait for their sweep, which is no difference: 1",
         "blocks held by some KV cache groups only, which is no difference: 4",
         "blocks looked at again, because the index is in use or differs: 70",
-        "entry: 1 (an entry of a source cannot be read)",
+        "entry: 1 (an unreadable entry of a source)",
         "  a, slot 1, 00: a reference count of b'0'",
-        "missing: 60 (a source holds a block whose key does not name it: a hit is lost)",
+        "missing: 60 (a source has a block whose key does not name it: a lost hit)",
         "  a, slot 1: block 11",
-        "59 more are counted and not listed (--listed)",
+        "59 more are counted and not listed",
     ]
 
 

@@ -9,7 +9,7 @@ from kv_indexer.pools.pool_report import (
     StreamReport,
     pools_report,
 )
-from kv_indexer.telemetry.indexer_telemetry import MAX_POOLS, PrometheusTelemetry, pool_metrics
+from kv_indexer.telemetry.indexer_telemetry import PrometheusTelemetry, pool_metrics
 from kvmesh.blocks.findings import Finding
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, Stream, StreamRecord
 from kvmesh.documents.documents import DocumentProblem
@@ -92,23 +92,13 @@ def standing(name: str) -> PoolReport:
     return PoolReport(name=name, kind="Service", model=None, models=(), endpoints=(endpoint,))
 
 
-def test_each_pool_has_series_of_its_own_and_problems_one_a_reason() -> None:
+def test_each_endpoint_has_a_series_with_its_pool_and_problems_one_a_reason() -> None:
     problem = DocumentProblem(reason="pool-invalid", where="InferencePool llm/red", words="…")
     assert metrics(PoolsReport(pools=(standing("llm/red"),), conflicts=2, problems=(problem,))) == [
-        'kvmesh_indexer_pool_endpoints{pool="llm/red",ready="false"} 0.0',
-        'kvmesh_indexer_pool_endpoints{pool="llm/red",ready="true"} 1.0',
-        'kvmesh_indexer_pool_findings{pool="llm/red",reason="no-events"} 1.0',
         f'kvmesh_indexer_pool_endpoint_info{{endpoint="{A}",pool="llm/red"}} 1.0',
         "kvmesh_indexer_pool_conflicts 2.0",
         'kvmesh_indexer_pool_problems{reason="pool-invalid"} 1.0',
     ]
-
-
-def test_pools_beyond_the_limit_share_one_label() -> None:
-    lines = metrics(PoolsReport(pools=tuple(standing(f"llm/{number:04}") for number in range(MAX_POOLS + 3))))
-    ready = [line for line in lines if line.startswith("kvmesh_indexer_pool_endpoints") and 'ready="true"' in line]
-    assert len(ready) == MAX_POOLS + 1
-    assert 'kvmesh_indexer_pool_endpoints{pool="other",ready="true"} 3.0' in ready
 
 
 def test_an_endpoint_that_has_left_leaves_no_series_behind_even_if_its_follower_ends_later() -> None:

@@ -1,6 +1,6 @@
 """Who takes and gives back which stream, from what all indexers say."""
 
-from kv_indexer.share.lease_plan import UNOWNED_MS, IndexerRecord, LeasePlan, LeaseView, portions
+from kv_indexer.share.redis_leases import UNOWNED_MS, IndexerRecord, LeasePlan, LeaseView, portions
 
 NOW = 100_000.0
 FIVE = [b"10.0.0.%d:8000#0" % number for number in range(5)]

@@ -5,8 +5,7 @@ import logging
 
 import pytest
 
-from kvmesh.log_limit import LeftOut, LineLimit
-from kvmesh.logs import LONGEST_TEXT, LimitedHandler
+from kvmesh.logs import LONGEST_TEXT, LeftOut, LimitedHandler, LineLimit
 
 
 class Clock:

@@ -13,7 +13,6 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from extproc.cli import build
 from extproc.settings.config import PickerSettings, PolicyFlags
 from kv_indexer.config import IndexerSettings
 from kvmesh.admin.admin_access import AdminAccess
@@ -22,10 +21,10 @@ from kvmesh.errors import SettingError
 from kvmesh.options import fails_in_one_line, takes_settings
 from kvmesh.redis.address import RedisAccess
 from kvmesh.settings import Group, Setting, declarations, group, milliseconds, options_of, setting, text_setting
+from operate.cli import build
 
 ACCESS = {option.flag for option in options_of(AdminAccess).values()}
 LOGIN = {option.flag for option in options_of(AdminLogin).values()}
-REDIS = {option.flag for option in options_of(RedisAccess).values()}
 
 
 class Colour(StrEnum):
@@ -165,19 +164,16 @@ def test_every_command_that_takes_an_address_takes_what_belongs_to_it_and_says_t
 
     looking = {f"index {word}" for word in ("sources", "lookup", "verify", "size", "clear")}
     assert set(with_redis) == {"audit read", "doctor", "extproc", "indexer", "up", *looking}
-    for name, options in with_redis.items():
-        for option in REDIS - {"redis"}:
-            assert options[option].help == with_redis["indexer"][option].help, name
 
 
-def test_what_is_of_no_use_alone_is_wrong_usage(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_wrong_usage(tmp_path: Path) -> None:
     def nothing(login: AdminLogin) -> None:
         raise AssertionError(login)
 
     app = typer.Typer()
     app.command()(takes_settings(nothing))
-    done = CliRunner().invoke(app, [f"--key={tmp_path / 'key'}"])
-    assert (done.exit_code, "--key without --cert" in done.output) == (2, True)
+    done = CliRunner().invoke(app, [f"--cert={tmp_path / 'none'}"], env={"COLUMNS": "300"})
+    assert (done.exit_code, "no certificate with its key" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +194,7 @@ def test_a_password_that_is_a_flag_is_warned_of_and_not_repeated(
         seen.append(access)
 
     with caplog.at_level(logging.WARNING):
-        takes_settings(keep)(**dict.fromkeys(REDIS) | {"redis": url})
+        takes_settings(keep)(redis=url)
     assert seen == [RedisAccess(url=url)]
-    assert ("--redis-password-file" in caplog.text) is warned
+    assert ("password_file" in caplog.text) is warned
     assert "hunter2" not in caplog.text

@@ -1,8 +1,11 @@
 """Text from outside in a terminal."""
 
+import json
+
+import msgspec
 import pytest
 
-from kvmesh.plain_text import cut_end, cut_start, printable
+from kvmesh.plain_text import cut_end, cut_start, plain_json, printable
 
 
 @pytest.mark.parametrize(
@@ -17,6 +20,15 @@ from kvmesh.plain_text import cut_end, cut_start, printable
 )
 def test_control_characters_are_left_out_and_line_breaks_become_spaces(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+@pytest.mark.parametrize("hidden", ["\x9b", "\x80", "\u061c", "\u200b", "\u202e", "\u2028", "\u2066", "\ufeff"])
+def test_json_has_no_character_that_a_terminal_obeys_and_says_the_same(hidden: str) -> None:
+    value = {f"é{hidden}": [f"漢{hidden}🙂", hidden * 2]}
+    document = plain_json(msgspec.json.encode(value))
+    assert hidden not in document.decode()
+    assert "漢" in document.decode()
+    assert json.loads(document) == value
 
 
 def test_what_is_too_long_is_cut_with_a_mark_and_what_fits_is_not() -> None:

@@ -29,7 +29,7 @@ CURL = PageRequest(
 )
 NOTHING = AdminAccess()
 TOKEN = AdminAccess(token_file=Path("token"))
-CERTIFICATES = AdminAccess(tls_cert=Path("cert"), client_ca=Path("ca"))
+CERTIFICATES = AdminAccess(tls="cert", client_ca=Path("ca"))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_any_name_may_be_asked_for_where_a_token_is_needed() -> None:
 def test_beyond_loopback_nobody_sees_anything_but_open_pages_until_access_is_set_up() -> None:
     assert refusal(CURL, NOTHING, is_loopback=False) is NOT_SET_UP
     assert refusal(replace(CURL, is_open=True, host="10.0.0.1"), NOTHING, is_loopback=False) is None
-    only_tls = AdminAccess(tls_cert=Path("cert"))
+    only_tls = AdminAccess(tls="cert")
     assert refusal(CURL, only_tls, is_loopback=False) is NOT_SET_UP
     for words in ("--admin-token-file", "--admin-client-ca", "--host 127.0.0.1"):
         assert words in NOT_SET_UP.message
@@ -127,7 +127,5 @@ def test_only_this_machines_own_addresses_count_as_loopback(host: str, expected:
 
 
 def test_settings_that_are_of_no_use_alone_are_refused() -> None:
-    with pytest.raises(SettingError, match="--admin-tls-key without --admin-tls-cert"):
-        AdminAccess(tls_key=Path("key"))
     with pytest.raises(SettingError, match="--admin-client-ca needs TLS"):
         AdminAccess(client_ca=Path("ca"))

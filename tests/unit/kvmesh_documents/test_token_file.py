@@ -4,7 +4,7 @@ from pathlib import Path
 
 import httpx2
 
-from kvmesh.documents.token_file import FreshToken, TokenFile
+from kvmesh.documents.kubernetes_client import FreshToken, TokenFile
 
 
 class Api(httpx2.AsyncBaseTransport):

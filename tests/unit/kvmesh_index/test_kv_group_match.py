@@ -19,8 +19,8 @@ from kvmesh.blocks.cache_groups import (
 )
 from kvmesh.blocks.source import Registry, SlotRecord, SourceState, StreamRecord
 from kvmesh.index.group_match import HeldBack
-from kvmesh.index.memory_index import bitmap
-from kvmesh.index.prefix_match import PrefixLookup, match_prompt, match_table
+from kvmesh.index.prefix_match import PrefixLookup, match_table
+from tests.unit.kvmesh_index.kv_memory_index import bitmap, match_prompt
 
 POD = "10.0.0.1:8000"
 PROMPT_TOKENS = 97

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvmesh.index.known_keys as module
-from kvmesh.blocks.block_keys import block_keys, root_key
-from kvmesh.index.known_keys import CHUNK_BLOCKS, KnownBlockKeys, PromptKeys
+import kvmesh.blocks.block_keys as module
+from kvmesh.blocks.block_keys import CHUNK_BLOCKS, KnownBlockKeys, PromptKeys, block_keys, root_key
 
 ROOTS = tuple(root_key(hash_seed="kvmesh", model=model) for model in ("tiny", "other"))
 

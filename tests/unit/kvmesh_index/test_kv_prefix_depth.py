@@ -1,7 +1,6 @@
 """How many blocks of a prompt the reader asks for at a time."""
 
-from kvmesh.blocks.block_keys import KEY_BYTES
-from kvmesh.index.known_keys import FIRST_BATCH, LARGEST_BATCH, DepthHints, next_batch
+from kvmesh.blocks.block_keys import FIRST_BATCH, KEY_BYTES, LARGEST_BATCH, DepthHints, next_batch
 
 
 def keys(blocks: int, *, conversation: int = 0, shared: int = 0) -> bytes:

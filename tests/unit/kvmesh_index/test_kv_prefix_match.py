@@ -1,13 +1,22 @@
 """The longest prefix of each endpoint from the values of its leading blocks."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.blocks.source import EndpointCache, Registry, SlotRecord, SourceState, StreamRecord
-from kvmesh.index.prefix_match import PrefixWalk, held_mask, match_prompt, match_table, runs_of, usable_tokens
+from kvmesh.index.prefix_match import (
+    PrefixWalk,
+    held_mask,
+    match_table,
+    runs_of,
+    usable_tokens,
+    whole_pods,
+)
+from tests.unit.kvmesh_index.kv_memory_index import match_prompt
 
 
 def slot(number: int, endpoint: str, *, rank: int = 0, tier: str = "GPU", block_size: int = 16) -> SlotRecord:
@@ -81,10 +90,12 @@ def test_each_block_counts_in_its_best_tier() -> None:
     assert dict(lookup.tiers) == {"a:1": {"GPU": 1, "CPU": 2, "STORAGE": 1}}
 
 
-def test_of_two_ranks_with_equal_prefixes_the_better_tier_counts() -> None:
-    known = registry(slot(0, "a:1", rank=0), slot(1, "a:1", rank=1, tier="CPU"))
+@pytest.mark.parametrize(("first", "second"), [("GPU", "CPU"), ("CPU", "GPU")])
+def test_of_two_ranks_with_equal_prefixes_the_worse_tier_counts_for_the_pod(first: str, second: str) -> None:
+    known = registry(slot(0, "a:1", rank=0, tier=first), slot(1, "a:1", rank=1, tier=second))
 
-    assert match_prompt(match_table(known), {16: [bitmap(0, 1)]}).tiers == {"a:1": {"GPU": 1}}
+    tiers = match_prompt(match_table(known), {16: [bitmap(0, 1)]}).tiers
+    assert tiers == {"a:1#0": {first: 1}, "a:1#1": {second: 1}, "a:1": {"CPU": 1}}
 
 
 def test_each_endpoint_is_credited_up_to_its_first_hole() -> None:
@@ -109,10 +120,21 @@ def test_tiers_of_one_rank_complete_each_other() -> None:
     assert matched(known, bitmap(0), bitmap(1), bitmap(0, 1), None) == {"a:1": 3}
 
 
-def test_ranks_do_not_complete_each_other_and_the_longest_counts() -> None:
-    known = registry(slot(0, "a:1", rank=0), slot(1, "a:1", rank=1))
+def test_each_rank_has_its_own_match_and_the_pod_the_shortest() -> None:
+    known = registry(slot(0, "a:1", rank=4), slot(1, "a:1", rank=5))
 
-    assert matched(known, bitmap(0, 1), bitmap(1), bitmap(0)) == {"a:1": 2}
+    assert matched(known, bitmap(0, 1), bitmap(1), bitmap(0)) == {"a:1#4": 1, "a:1#5": 2, "a:1": 1}
+    assert matched(known, bitmap(1), bitmap(1)) == {"a:1#5": 2}
+    assert matched(registry(slot(0, "a:1", rank=3)), bitmap(0)) == {"a:1": 1}  # its only rank
+
+
+def test_a_request_for_any_rank_counts_on_what_each_of_them_holds() -> None:
+    known = registry(slot(0, "a:1", rank=0), slot(1, "a:1", rank=1), slot(2, "b:1"))
+
+    lookup = match_prompt(match_table(known), {16: [bitmap(0, 1, 2), bitmap(1, 2)]})
+    assert dict(whole_pods(lookup).matched_blocks) == {"a:1": 1, "a:1#0": 1, "a:1#1": 1, "b:1": 2}
+    lookup = match_prompt(match_table(known), {16: [bitmap(1, 2)]})
+    assert dict(whole_pods(lookup).matched_blocks) == {"b:1": 1}
 
 
 def test_slots_that_the_registry_does_not_know_are_ignored() -> None:
@@ -134,8 +156,11 @@ def test_an_endpoint_is_as_good_as_the_worst_of_its_streams() -> None:
         slots=(slot(0, "a:1"), slot(1, "a:1", tier="CPU")),
     )
 
+    degraded: dict[str, Any] = {"state": SourceState.DEGRADED, "reason": "history-truncated"}
     assert match_table(known).endpoints == {
-        "a:1": EndpointCache(cached_blocks=20, block_size=16, state=SourceState.DEGRADED, reason="history-truncated")
+        "a:1": EndpointCache(cached_blocks=20, block_size=16, **degraded),
+        "a:1#0": EndpointCache(cached_blocks=20, block_size=16, state=SourceState.LIVE, reason=""),
+        "a:1#1": EndpointCache(cached_blocks=0, block_size=None, **degraded),
     }
 
 

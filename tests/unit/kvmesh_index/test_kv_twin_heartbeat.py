@@ -2,7 +2,7 @@
 
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.blocks.source import IndexStatus, Stream
-from kvmesh.index.memory_index import MemoryPrefixIndex
+from tests.unit.kvmesh_index.kv_memory_index import MemoryPrefixIndex
 
 POD = Stream(endpoint="10.0.0.1:8000")
 

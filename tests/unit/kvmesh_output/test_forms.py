@@ -1,4 +1,4 @@
-"""What a command prints for programs, and which of two options counts."""
+"""What a command prints for programs."""
 
 import json
 from dataclasses import dataclass
@@ -9,8 +9,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from kvmesh.errors import SettingError
-from kvmesh.output.forms import OutputForm, chosen_form, in_form, people_console, print_below
+from kvmesh.output.forms import OutputForm, in_form, people_console, print_below
 
 
 @dataclass(frozen=True)
@@ -32,24 +31,6 @@ def test_both_documents_say_the_same(form: OutputForm, read: object) -> None:
 
 def test_yaml_keeps_the_order_and_breaks_no_line() -> None:
     assert in_form({"b": "x " * 200, "a": 1}, OutputForm.YAML).splitlines()[1] == "a: 1"
-
-
-@pytest.mark.parametrize(
-    ("output", "json_", "form"),
-    [
-        (OutputForm.TABLE, False, OutputForm.TABLE),
-        (OutputForm.TABLE, True, OutputForm.JSON),
-        (OutputForm.JSON, True, OutputForm.JSON),
-        (OutputForm.YAML, False, OutputForm.YAML),
-    ],
-)
-def test_the_old_option_means_json(output: OutputForm, json_: bool, form: OutputForm) -> None:
-    assert chosen_form(output, json=json_) is form
-
-
-def test_two_options_that_differ_are_refused() -> None:
-    with pytest.raises(SettingError, match="leave it out beside -o yaml"):
-        chosen_form(OutputForm.YAML, json=True)
 
 
 def test_a_line_for_a_program_is_not_broken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,6 +192,8 @@ async def test_a_page_is_asked_for_where_it_was_last() -> None:
     assert [(await page.get()).body for _ in range(3)] == [TRTLLM] * 3
     # reading TensorRT-LLM's JSON takes it from others
     assert pod.asked == ["/metrics", *["/prometheus/metrics"] * 3]
+    pod.pages = {"/prometheus/metrics": (503, b"")}
+    assert why_no_load(await page.get(), page.path) == "/metrics answered 404"
     pod.pages = {"/metrics": (200, SGLANG)}
     assert (await page.get()).body == SGLANG
     assert page.path == "/metrics"
@@ -202,8 +204,10 @@ async def test_a_page_is_asked_for_where_it_was_last() -> None:
     [
         ({}, "/metrics answered 404"),
         ({"/metrics": (200, b"[]")}, "return_perf_metrics"),
-        ({"/metrics": (200, b"tgi_queue_size 0\n")}, "no engine that is known here"),
+        ({"/metrics": (200, b"tgi_queue_size 0\n")}, "/metrics shows the load of no engine that is known here"),
+        ({"/prometheus/metrics": (200, b"tgi_queue_size 0\n")}, "/prometheus/metrics shows the load of no engine"),
     ],
 )
 async def test_a_pod_without_a_load_is_told_what_is_wrong(pages: dict[str, tuple[int, bytes]], why: str) -> None:
-    assert why in why_no_load(await MetricsPage(Pod(pages).get).get())
+    page = MetricsPage(Pod(pages).get)
+    assert why in why_no_load(await page.get(), page.path)

@@ -6,13 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvmesh.pods.engine_metrics import (
-    MOST_MODELS,
-    parse_latencies,
-    parse_load,
-    parse_pod_report,
-)
-from kvmesh.pods.page_series import MAX_LINE_BYTES, MOST_SERIES, PIECE_BYTES, STEP_BYTES
+from kvmesh.pods.engine_metrics import parse_latencies, parse_load, parse_pod_report
+from kvmesh.pods.metrics_page import MAX_LINE_BYTES, MOST_MODELS, MOST_SERIES, PIECE_BYTES, STEP_BYTES
 from kvmesh.pods.page_steps import Steps, UnreadablePageError, at_once
 from kvmesh.pods.page_turns import FREE_SECONDS, SHARE, PageTurns
 

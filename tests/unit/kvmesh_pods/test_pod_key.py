@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from extproc import cli
 from kvmesh.errors import SettingError
 from kvmesh.pods import pod_key
 from kvmesh.pods.pod_access import MAX_KEY_BYTES, PodAccess, read_pod_key, why_refused
 from kvmesh.pods.pod_key import LOOK_SECONDS, PodKey, open_key
 from kvmesh.secret_file import stamp_of
+from operate import cli
 
 KEY = "sk-planted-0a1b2c"
 

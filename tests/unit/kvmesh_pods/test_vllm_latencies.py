@@ -4,7 +4,8 @@ from math import inf
 
 import pytest
 
-from kvmesh.pods.engine_metrics import MOST_BUCKETS, parse_latencies
+from kvmesh.pods.engine_metrics import parse_latencies
+from kvmesh.pods.metrics_page import MOST_BUCKETS
 from kvmesh.pods.page_steps import at_once
 from kvmesh.pods.pod_report import PodHistogram
 

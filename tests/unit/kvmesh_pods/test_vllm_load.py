@@ -191,3 +191,35 @@ def test_sums_that_make_no_sense_count_as_nothing() -> None:
     read = at_once(parse_load(text, reported_at=0.0))
     assert read is not None
     assert (read.prefill_seconds_sum, read.prefill_computed_tokens, read.first_token_seconds_sum) == (0.0, 0, 0.0)
+
+
+STATES = b"""vllm:engine_sleep_state{engine="0",model_name="tiny",sleep_state="awake"} 1.0
+vllm:engine_sleep_state{engine="0",model_name="tiny",sleep_state="weights_offloaded"} 0.0
+vllm:engine_sleep_state{engine="0",model_name="tiny",sleep_state="discard_all"} 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "is_asleep"),
+    [
+        (b"", False),
+        (STATES, False),
+        (STATES.replace(b'awake"} 1.0', b'awake"} 0.0'), True),
+        (STATES + STATES.replace(b'engine="0"', b'engine="1"').replace(b'awake"} 1.0', b'awake"} 0.0'), True),
+    ],
+    ids=["cannot sleep", "awake", "asleep", "one of two engines"],
+)
+def test_an_engine_says_that_it_sleeps(more: bytes, is_asleep: bool) -> None:
+    load = at_once(parse_load(POD + more, reported_at=0.0))
+    assert load is not None
+    assert load.is_asleep is is_asleep
+
+
+@pytest.mark.parametrize(("told", "caches"), [("True", True), ("False", False), ("None", True)])
+def test_an_engine_says_that_it_caches_no_prefixes(told: str, caches: bool) -> None:
+    info = (
+        f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{told}",engine="0",num_gpu_blocks="9"}} 1.0\n'
+    )
+    load = at_once(parse_load(POD + info.encode(), reported_at=0.0))
+    assert load is not None
+    assert load.caches_prefixes is caches

@@ -1,4 +1,4 @@
-"""What counts as a Redis address, what it means with the options beside it, and what is said of one that is none."""
+"""What counts as a Redis address, its parameters, and the message for an invalid one."""
 
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,11 @@ EXAMPLE = "a valid one is e.g. redis://:PASSWORD@10.0.0.5:6379/0"
 SENTINEL_EXAMPLE = "a valid one is e.g. redis+sentinel://10.0.0.5:26379,10.0.0.6:26379/mymaster/0"
 SCHEME = f"it must begin with {KNOWN_SCHEMES}"
 PORT = "its port is not a number from 1 to 65535"
+PARAMETERS = (
+    "behind '?' it takes db, username, password, password_file, sentinel_password_file, ca_file, cert_file, key_file, "
+    "server_name only"
+)
 ESCAPE = "in a password, write / as %2F, # as %23 and @ as %40"
-FILE = Path("/secret/file")
 
 
 def meaning(**what: Any) -> dict[str, Any]:
@@ -104,7 +107,7 @@ def test_an_address_says_where_and_how_and_its_label_names_no_password(
         ("redis://h/db", "redis://h/db", "its database is not a number"),
         ("redis://h/1/2", "redis://h/1/2", "it has too many parts"),
         ("redis://h?db=x&password=s3cret", "redis://h?***", "its database is not a number"),
-        ("redis://h?socket_timeout=s3cret", "redis://h?***", "behind '?' it takes db, username and password only"),
+        ("redis://h?socket_timeout=s3cret", "redis://h?***", PARAMETERS),
         ("redis://:s3cret?x@h:port", "redis://***", "it names no host"),
         ("redis://u:s3://cret@h:port/0", "redis://***@h:port/0", ESCAPE),
         ("redis://u:12/s3cret@h", "redis://***@h", ESCAPE),
@@ -157,40 +160,43 @@ def test_other_kinds_have_faults_of_their_own(url: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("access", "why"),
+    ("url", "why"),
     [
-        (
-            RedisAccess(url="redis://:s3cret@h", password_file=FILE),
-            "the password is in the address and in --redis-password-file",
-        ),
-        (RedisAccess(url="redis://h", username="me"), "user 'me' without a password: give --redis-password-file"),
-        (
-            RedisAccess(url="redis://h", sentinel_password_file=FILE),
-            "--redis-sentinel-password-file is for redis+sentinel://",
-        ),
-        (
-            RedisAccess(url="redis://h", ca_file=FILE),
-            "--redis-ca-file, --redis-cert-file, --redis-key-file and --redis-server-name need TLS: rediss://",
-        ),
-        (RedisAccess(url="rediss://h", key_file=FILE), "--redis-key-file without --redis-cert-file"),
+        ("redis://:s3cret@h?password_file=/f", "it has both a password and a password_file"),
+        ("redis://h?username=me", "user 'me' without a password: add the parameter password_file"),
+        ("redis://h?sentinel_password_file=/f", "sentinel_password_file is for redis+sentinel://"),
+        ("redis://h?ca_file=/f", "ca_file, cert_file, key_file and server_name need TLS: rediss://"),
+        ("redis://h?server_name=x", "ca_file, cert_file, key_file and server_name need TLS: rediss://"),
+        ("rediss://h?key_file=/f", "key_file without cert_file"),
+        ("rediss://h?ca_file=f.pem", "ca_file needs an absolute path"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(access: RedisAccess, why: str) -> None:
+def test_parameters_that_contradict_each_other_are_refused(url: str, why: str) -> None:
     with pytest.raises(RedisUrlError) as raised:
-        read_address(access)
+        read_address(url)
 
-    label = access.url.replace(":s3cret@", "")
-    assert str(raised.value) == f"Redis at {label}: {why}"
+    assert str(raised.value) == f"Redis at {read_address(url.partition('?')[0]).label}: {why}"
 
 
 def test_a_file_that_is_not_there_is_a_mistake_at_start_up(tmp_path: Path) -> None:
     with pytest.raises(RedisUrlError) as raised:
-        RedisLink(RedisAccess(url="redis://h", password_file=tmp_path / "none"))
+        RedisLink(f"redis://h?password_file={tmp_path / 'none'}")
 
-    assert str(raised.value) == f"--redis-password-file {tmp_path / 'none'}: No such file or directory"
+    assert str(raised.value) == f"password_file {tmp_path / 'none'}: No such file or directory"
 
 
-def test_no_password_is_in_a_representation() -> None:
-    access = RedisAccess(url="redis://me:s3cret@h")
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://me:s3cret@h:1/2", "redis://h:1/2"),
+        ("redis://h/2?username=me&password_file=/f", "redis://h/2?username=me&password_file=/f"),
+        ("unix:///run/redis.sock?db=3&password=s3cret", "unix:///run/redis.sock?db=3"),
+        ("rediss://h?ca_file=/a%20b&server_name=x", "rediss://h?server_name=x&ca_file=/a+b"),
+    ],
+)
+def test_the_shown_address_has_all_but_the_password(url: str, shown: str) -> None:
+    address = read_address(url)
 
-    assert "s3cret" not in f"{access!r} {read_address(access)!r}"
+    assert address.shown == shown
+    assert "s3cret" not in f"{RedisAccess(url=url)!r} {address!r}"
+    assert read_address(shown).files == address.files

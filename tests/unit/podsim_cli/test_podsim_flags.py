@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from podsim import cli
+from podsim import cli, server
 from podsim.core.link import LinkSettings
 from podsim.core.scheduler import EngineSettings
 from podsim.pod import PodSettings
@@ -26,10 +26,10 @@ def test_limits_of_a_step_reach_the_engine(
 ) -> None:
     served: list[PodSettings] = []
 
-    async def serve(settings: PodSettings, *_: Any, **__: Any) -> None:
+    def serve(settings: PodSettings, *_: Any, **__: Any) -> None:
         served.append(settings)
 
-    monkeypatch.setattr(cli, "_serve_until_stopped", serve)
+    monkeypatch.setattr(server, "serve_until_stopped", serve)
     result = CliRunner().invoke(cli.app, list(flags))
     assert (result.exit_code, [settings.engine for settings in served]) == (0, [engine])
 
@@ -42,10 +42,10 @@ NIXL = (
 def test_kv_transfers_and_their_link_reach_the_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[PodSettings] = []
 
-    async def serve(settings: PodSettings, *_: Any, **__: Any) -> None:
+    def serve(settings: PodSettings, *_: Any, **__: Any) -> None:
         served.append(settings)
 
-    monkeypatch.setattr(cli, "_serve_until_stopped", serve)
+    monkeypatch.setattr(server, "serve_until_stopped", serve)
     link = ("--kv-bytes-per-token", "7", "--kv-link-bytes-per-second", "1e6", "--kv-link-seconds", "0.5")
     for flags in ((), ("--kv-transfer-config", NIXL, *link)):
         assert CliRunner().invoke(cli.app, list(flags)).exit_code == 0

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from extproc.replay_log.virtual_loop import run
+from bench.virtual_loop import run
 from podsim.core.generate import prompt_seed
 from podsim.core.scheduler import EngineSettings, Generation, Scheduler
-from podsim.kv_source import KvSource
+from podsim.kv_transfer import KvSource
 from podsim.transfer_link import TransferLink
 from podsim.wire.kv_transfer import KvTransferConfig
 from podsim.wire.nixl_metrics import NixlMetrics
@@ -99,7 +99,7 @@ def test_a_release_frees_the_blocks_once(caplog: pytest.LogCaptureFixture) -> No
         assert pod.metrics.late_notifications == 1
         await asyncio.sleep(60)
         assert pod.metrics.expired_leases == 0
-        assert [record.name for record in caplog.records] == ["podsim.kv_source"]  # no timer has failed
+        assert [record.name for record in caplog.records] == ["podsim.kv_transfer"]  # no timer has failed
 
     run(story())
 

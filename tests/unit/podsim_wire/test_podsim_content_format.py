@@ -1,7 +1,7 @@
 import pytest
 from jinja2 import Environment
 
-from podsim.wire.content_format import wants_parts
+from podsim.wire.chat_template import wants_parts
 
 LOOP = "{% for m in messages %}"
 PARTS = "{{ p }}{% endfor %}{% endfor %}"

@@ -1,1 +1,0 @@
-"""The Kubernetes external-metrics API: signals of `scaling` for HorizontalPodAutoscalers, and who may ask for them."""

@@ -1,1 +1,0 @@
-"""Tokenizer files of models from a Hugging Face hub: chosen, fetched, checked, and kept in folders."""

@@ -1,1 +1,0 @@
-"""What tenants may use, shared by all pickers through Redis."""

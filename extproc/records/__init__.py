@@ -1,1 +1,0 @@
-"""What is written of requests: access log, audit chain, traces."""

@@ -1,1 +1,0 @@
-"""What the pickers of one deployment share through Redis."""

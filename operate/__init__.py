@@ -1,0 +1,1 @@
+"""Commands for people: `kvmesh up`, `install`, `doctor` and others. Nothing imports it."""

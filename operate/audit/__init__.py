@@ -1,0 +1,1 @@
+"""Commands on audit trails: verify and read."""
