@@ -7,8 +7,11 @@ from functools import partial
 from aiohttp import web
 
 MODEL = "conformance-fake-model"  # what the suite's requests name
-GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-IDLE = "".join(f'vllm:{name}{{engine="0"}} 0.0\n' for name in GAUGES)
+PAGE = """\
+vllm:num_requests_running{{engine="0"}} {running}
+vllm:num_requests_waiting{{engine="0"}} 0.0
+vllm:kv_cache_usage_perc{{engine="0"}} 0.0
+"""
 
 
 @asynccontextmanager
@@ -18,12 +21,13 @@ async def echo_pod(
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
     *,
     model: str = MODEL,
+    running: Callable[[], int] = lambda: 0,
     metrics: Callable[[], str] = lambda: "",
 ) -> AsyncIterator[None]:
-    """Serve it, until the block ends; `metrics` are further lines of its page."""
+    """Serve it, until the block ends; its page has the `running` requests, and `metrics` as further lines."""
 
     async def page(_: web.Request) -> web.Response:
-        return web.Response(text=IDLE + metrics())
+        return web.Response(text=PAGE.format(running=running()) + metrics())
 
     app = web.Application(client_max_size=1 << 26)
     app.router.add_get("/metrics", page)

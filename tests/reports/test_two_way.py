@@ -5,7 +5,8 @@ A real Envoy in each body mode; nobody waits for the end of a body that ends wit
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,19 @@ async def converse(request: web.Request, _: bytes = b"") -> web.StreamResponse:
     await socket.prepare(request)
     await socket.send_str("session.created")
     async for message in socket:
-        await (
-            socket.send_str(message.data) if message.type is aiohttp.WSMsgType.TEXT else socket.send_bytes(message.data)
-        )
+        is_text = message.type is aiohttp.WSMsgType.TEXT
+        await (socket.send_str(message.data) if is_text else socket.send_bytes(message.data))
     return socket
+
+
+async def converse_in(conversations: set[object], request: web.Request) -> web.StreamResponse:
+    """Converse; `conversations` has a mark of each request under way."""
+    mark = object()
+    conversations.add(mark)
+    try:
+        return await converse(request)
+    finally:
+        conversations.discard(mark)
 
 
 async def raw(gateway: str, request: bytes, *, until_close: bool = True) -> bytes:
@@ -59,24 +69,25 @@ async def raw(gateway: str, request: bytes, *, until_close: bool = True) -> byte
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["duplex", "buffered"])
 async def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     ports = free_ports(2)
-    async with (
-        echo_pod(HOST, ports[0], converse),
-        echo_pod(HOST, ports[1], converse),
-        running_stack(
-            tmp_path_factory.mktemp("stack"),
-            *("--model", MODEL, "--body-mode", request.param),
-            endpoints=[f"{HOST}:{port}" for port in ports],
-        ) as running,
-    ):
-        yield running
+    async with AsyncExitStack() as started:
+        for port in ports:
+            conversations: set[object] = set()
+            pod = echo_pod(HOST, port, partial(converse_in, conversations), running=conversations.__len__)
+            await started.enter_async_context(pod)
+        flags = ("--model", MODEL, "--body-mode", request.param)
+        endpoints = [f"{HOST}:{port}" for port in ports]
+        yield await started.enter_async_context(
+            running_stack(tmp_path_factory.mktemp("stack"), *flags, endpoints=endpoints)
+        )
 
 
 async def test_websockets_pass_and_count_as_load(stack: Stack) -> None:
-    async def bookings() -> list[int]:
-        return sorted(pod["bookings"] for pod in (await stack.state())["endpoints"])
+    async def counts(of: str) -> list[int]:
+        return sorted(pod[of] or 0 for pod in (await stack.state())["endpoints"])
 
-    sockets = []
+    sockets: list[aiohttp.ClientWebSocketResponse] = []
     for _ in range(4):
+        await eventually(partial(counts, "running"), lambda found: sum(found) == len(sockets))
         async with asyncio.timeout(AT_ONCE_SECONDS):
             socket = await stack.http.ws_connect(stack.ready["gateway"] + REALTIME, max_msg_size=0)
             sockets.append(socket)
@@ -86,10 +97,10 @@ async def test_websockets_pass_and_count_as_load(stack: Stack) -> None:
                 assert await socket.receive_str() == f"{number}"
             await socket.send_bytes(BIG)
             assert await socket.receive_bytes() == BIG
-    assert await bookings() == [2, 2]
+    assert await counts("bookings") == [2, 2]
     for socket in sockets:
         await socket.close()
-    await eventually(bookings, lambda found: found == [0, 0])
+    await eventually(partial(counts, "bookings"), lambda found: found == [0, 0])
 
 
 async def test_a_pod_that_refuses_the_upgrade_is_heard_and_gets_nothing_else(stack: Stack) -> None:
