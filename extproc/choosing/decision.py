@@ -6,6 +6,7 @@ candidate: its input may be stale or a guess, and then the pod's own answer is b
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import mul
 
 import msgspec
 
@@ -163,20 +164,17 @@ def decide(
     endpoints without room: they fill up the fallbacks, so that Envoy does not retry on an arbitrary pod.
     """
     scores: dict[str, Sequence[float]] = {}
-    totals = [0.0] * len(kept)
     weights, missing = policy.weights, degraded
-    for name, weight in weights.items():
+    for name in weights:
         try:
-            scores[name] = column = SCORERS[name](kept, ask)
+            scores[name] = SCORERS[name](kept, ask)
         except PluginSkippedError as skipped:
             missing = {**missing, f"plugin-{name}": str(skipped)}
-            continue
-        for i, score in enumerate(column):
-            totals[i] += weight * score
+    if len(scores) < len(weights):
+        weights = {name: weights[name] for name in scores}
+    factors = list(weights.values())
+    totals = [sum(map(mul, factors, column)) for column in zip(*scores.values(), strict=True)] or [0.0] * len(kept)
     order = best_first(totals, tie_break)
-    best_matched = 0
-    for candidate in kept:
-        best_matched = max(best_matched, candidate.matched_tokens)
     winner = kept[order[0]]
     if winner.source_state:
         missing = {
@@ -198,11 +196,11 @@ def decide(
         rejected=rejected,
         scores=scores,
         totals=totals,
-        weights=weights if len(scores) == len(weights) else {name: weights[name] for name in scores},
+        weights=weights,
         prompt_tokens=prompt_tokens,
         matched_tokens=winner.matched_tokens,
         degraded=missing,
-        best_matched_tokens=best_matched,
+        best_matched_tokens=max([candidate.matched_tokens for candidate in kept]),
         notes=tuple(notes),
     )
 

@@ -107,11 +107,10 @@ def _field(tag: bytes, content: bytes) -> bytes:
     return tag + _varint(len(content)) + content
 
 
+@lru_cache(maxsize=4096)
 def _varint(number: int) -> bytes:
     if number < 0x80:
         return bytes((number,))
-    if number < 0x4000:
-        return bytes((number & 0x7F | 0x80, number >> 7))
     return bytes((number & 0x7F | 0x80,)) + _varint(number >> 7)
 
 
@@ -135,6 +134,7 @@ _HEADER, _KEY, _RAW_VALUE = 0x0A, 0x0A, 0x1A  # HeaderMap.headers, HeaderValue.k
 _BODY, _BODY_END = 0x0A, b"\x10\x01"  # HttpBody.body and .end_of_stream = true
 _MOST_IN_A_BYTE = 0x7F  # the largest length in one byte
 _MOST_LENGTH_BYTES = 5  # of an encoded length below 2 GiB
+_MOST_KNOWN, _MOST_KNOWN_BYTES = 1024, 64  # headers remembered for a set of names, and bytes of each
 _MOST_KEPT_BYTES = 512  # of the fields behind the metadata; longer ones contain attributes filled by clients
 
 
@@ -192,13 +192,7 @@ class _UnusualError(Exception):
     """The message is not in the form that is parsed by hand, but may be valid."""
 
 
-@cache  # policies and defaults make only a few sets
-def _names(wanted: frozenset[str]) -> Mapping[bytes, str]:
-    # an invalid Unicode name, from a policy document, matches no header
-    return {name.encode("utf-8", "surrogatepass"): name for name in wanted}
-
-
-def _headers(message: bytes, names: Mapping[bytes, str]) -> HeadersMessage:
+def _headers(message: bytes, names: "_Names") -> HeadersMessage:
     """Read headers. Raise _UnusualError or IndexError."""
     size, at = _length(message, 1)
     end = at + size
@@ -245,37 +239,59 @@ def _about(rest: bytes) -> tuple[Mapping[str, str], BodyMode, BodyMode]:
 _cached_about = lru_cache(maxsize=1024)(_about)  # without clients' attributes the same bytes recur
 
 
-def _header_map(message: bytes, at: int, stop: int, names: Mapping[bytes, str]) -> dict[str, str]:
+def _header_map(message: bytes, at: int, stop: int, names: "_Names") -> dict[str, str]:
     """Return the wanted headers; of several with one name the last."""
     headers: dict[str, str] = {}
+    known = names.known
     while at < stop:
-        size = message[at + 1]
-        if message[at] != _HEADER or size == 0:
-            raise _UnusualError
-        if size <= _MOST_IN_A_BYTE:  # most headers: saves a call for each
-            at += 2
-        else:
-            size, at = _length(message, at + 1)
-        following = at + size
-        key_size = message[at + 1]
-        if message[at] != _KEY or key_size > _MOST_IN_A_BYTE:
-            raise _UnusualError
-        at += 2 + key_size
-        name = names.get(message[at - key_size : at])
-        if name is not None:
-            text = ""
-            if at != following:
-                if message[at] != _RAW_VALUE:  # other data planes send `value`
-                    raise _UnusualError
-                size, at = _length(message, at + 1)
-                if at + size != following:
-                    raise _UnusualError
-                text = message[at:following].decode("utf-8", "replace")
-            headers[name] = text
-        at = following
+        entry = message[at : at + 2 + message[at + 1]]  # of most headers: their length is one byte
+        header = known.get(entry)
+        if header is None:
+            entry, header = names.read(message, at)
+        at += len(entry)
+        if header:
+            headers[header[0]] = header[1]
     if at != stop:
         raise _UnusualError
     return headers
+
+
+class _Names:
+    """The wanted names, and short headers read lately: most are as in the requests before."""
+
+    def __init__(self, wanted: frozenset[str]) -> None:
+        # an invalid Unicode name, from a policy document, matches no header
+        self._wanted = {name.encode("utf-8", "surrogatepass"): name for name in wanted}
+        self.known: dict[bytes, tuple[str, ...]] = {}  # HeaderMap.headers -> name and text, () if not wanted
+
+    def read(self, message: bytes, at: int) -> tuple[bytes, tuple[str, ...]]:
+        """Return the encoding and the content of the header that begins there. Raise _UnusualError or IndexError."""
+        size, start = _length(message, at + 1)
+        if message[at] != _HEADER or size == 0 or message[start] != _KEY or message[start + 1] > _MOST_IN_A_BYTE:
+            raise _UnusualError
+        entry, value = message[at : start + size], start + 2 + message[start + 1]
+        name = self._wanted.get(message[start + 2 : value])
+        header: tuple[str, ...] = () if name is None else (name, _text(message, value, start + size))
+        if len(entry) <= _MOST_KNOWN_BYTES:
+            if len(self.known) >= _MOST_KNOWN:
+                self.known.clear()
+            self.known[entry] = header
+        return entry, header
+
+
+def _text(message: bytes, at: int, stop: int) -> str:
+    """Return the value of a header: the fields behind its key."""
+    if at == stop:
+        return ""
+    if message[at] != _RAW_VALUE:  # other data planes send `value`
+        raise _UnusualError
+    size, at = _length(message, at + 1)
+    if at + size != stop:
+        raise _UnusualError
+    return message[at:stop].decode("utf-8", "replace")
+
+
+_names = cache(_Names)  # policies and defaults make only a few sets
 
 
 def _attributes(message: ProcessingRequest) -> dict[str, str]:
@@ -325,8 +341,10 @@ def _is_all(message: bytes, at: int) -> bool:
 
 def _length(message: bytes, at: int) -> tuple[int, int]:
     """Return a length and the offset behind it. If the length is cut off, return one beyond the message's end."""
-    if at < len(message) and message[at] <= _MOST_IN_A_BYTE:
-        return message[at], at + 1
+    if at < len(message) and (first := message[at]) <= _MOST_IN_A_BYTE:
+        return first, at + 1
+    if at + 1 < len(message) and (second := message[at + 1]) <= _MOST_IN_A_BYTE:  # up to 16 KiB
+        return first & 0x7F | second << 7, at + 2
     length = 0
     for number, byte in enumerate(message[at : at + _MOST_LENGTH_BYTES]):
         length |= (byte & 0x7F) << 7 * number

@@ -15,7 +15,7 @@ from extproc.choosing.decision import Decision
 from extproc.disaggregation.transfer_protocols import LegOutcome
 from extproc.errors import Cause
 from extproc.ledger import metrics
-from extproc.ledger.facts import Decided, EndpointFull, Held, LegEnd, LegsEnded, NoDecision
+from extproc.ledger.facts import Decided, DecisionRecord, EndpointFull, Held, LegEnd, LegsEnded, NoDecision
 from extproc.ledger.metrics import OTHER
 from extproc.policy.priority import PriorityClass, Quota
 from extproc.policy.shadow import ShadowAction
@@ -227,10 +227,10 @@ class PrefillTelemetry:
         self._lost_tokens = registry.values(metrics.PREFILL_RACE_LOST_TOKENS).of()
         self._seconds = registry.histograms(metrics.PREFILL_LEG_SECONDS).of()
 
-    def decided(self, fact: Decided) -> None:
+    def decided(self, record: DecisionRecord) -> None:
         """Count a prompt that could have been computed on a prefill pod."""
-        plan = fact.record.prefill
-        if plan is not None and isinstance(fact.record.outcome, Decision):
+        plan = record.prefill
+        if plan is not None and isinstance(record.outcome, Decision):
             self._prompts.of(REMOTE if plan.is_remote else LOCAL).value += 1
 
     def leg_ended(self, fact: LegEnd) -> None:

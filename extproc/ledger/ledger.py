@@ -6,7 +6,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol
 
@@ -90,34 +90,31 @@ class RequestWatch:
 
     def decided(self, fact: Decided) -> None:
         """Pass a decision to the observers."""
-        for observer in self._concerned(fact.arrival.span) if self.observers or self.traces else ():
-            try:
-                observer.decided(fact)
-            except Exception:
-                self.complain(observer.decided)
+        if self.observers or self.traces:
+            self.tell(fact, [observer.decided for observer in self._concerned(fact.arrival.span)])
 
     def ended(self, fact: Ended) -> None:
         """Pass a request's end to the observers."""
-        for observer in self._concerned(fact.arrival.span) if self.observers or self.traces else ():
+        if self.observers or self.traces:
+            self.tell(fact, [observer.ended for observer in self._concerned(fact.arrival.span)])
+
+    def tell(self, fact: Any, listeners: Iterable[Listener]) -> None:
+        """Tell a fact; a listener's failure, logged at most once a minute for all, reaches no other listener."""
+        for listener in listeners:
             try:
-                observer.ended(fact)
+                listener(fact)
             except Exception:
-                self.complain(observer.ended)
+                if self._throttle.passes():
+                    name = getattr(listener, "__qualname__", "")
+                    log.exception("a listener to facts failed", extra={"listener": name})
 
     def picked(self, pool: str, picked: Picked) -> None:
         """Pass a routed request to `on_picked`."""
         if self.on_picked is not None:
             self.on_picked(pool, picked)
 
-    def complain(self, listener: object) -> None:
-        """Log the failure of a listener, at most once a minute for all."""
-        if self._throttle.passes():
-            log.exception("a listener to facts failed", extra={"listener": getattr(listener, "__qualname__", "")})
-
     def _concerned(self, span: SpanContext | None) -> Sequence[RequestObserver]:
-        if span is None or self.traces is None:
-            return self.observers.copy()  # an observer may leave during the call
-        return [*self.observers, self.traces]
+        return self.observers if span is None or self.traces is None else [*self.observers, self.traces]
 
 
 class Ledger:
@@ -126,19 +123,22 @@ class Ledger:
     def __init__(self, watch: RequestWatch | None = None, listeners: Listeners | None = None) -> None:
         self.watch = watch or RequestWatch()
         self.listeners = listeners or {}
+        self._told: list[Any] = []  # in this turn of the event loop
 
     def tell(self, *facts: Any) -> None:
         """Tell facts in the next turn of the event loop: the answer leaves in this one."""
-        asyncio.get_running_loop().call_soon(self.hear, facts)
+        if not self._told:
+            asyncio.get_running_loop().call_soon(self._hear_told)
+        self._told += facts
+
+    def _hear_told(self) -> None:
+        told, self._told = self._told, []
+        self.hear(told)
 
     def hear(self, facts: Sequence[Any]) -> None:
         """Pass facts to their listeners."""
         for fact in facts:
-            for listener in self.listeners.get(type(fact), ()):
-                try:
-                    listener(fact)
-                except Exception:
-                    self.watch.complain(listener)
+            self.watch.tell(fact, self.listeners.get(type(fact), ()))
 
 
 class DegradationLog:

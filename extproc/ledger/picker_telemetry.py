@@ -90,6 +90,8 @@ class PickerTelemetry:
             self.history.load.refused(now=fact.at)
         elif kind is RequestOutcome.FAILED_OPEN:
             self._outcomes.of(kind.value).value += 1
+        if fact.record.prefill is not None:
+            self.prefill.decided(fact.record)
         if fact.record.shadow:
             self.shadow.decided(fact)
         if fact.promise is not None or fact.ignored_targets:

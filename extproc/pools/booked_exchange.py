@@ -243,24 +243,9 @@ class ReadResponse:
     """
 
     __slots__ = (
-        "_began_at",
-        "_books",
-        "_chunks",
-        "_compares",
-        "_ended",
-        "_exchange",
-        "_first_seconds",
-        "_first_token_at",
-        "_handling",
-        "_inflater",
-        "_is_stream",
-        "_judges",
-        "_last_token_at",
-        "_misses",
-        "_plan",
-        "_rewriter",
-        "_served_by",
-        "_usage",
+        *("_began_at", "_books", "_chunks", "_compares", "_ended", "_exchange", "_first_seconds"),
+        *("_first_token_at", "_handling", "_inflater", "_is_stream", "_judges", "_last_token_at", "_misses"),
+        *("_plan", "_rewriter", "_served_by", "_usage"),
     )
 
     def __init__(
@@ -390,10 +375,8 @@ class ReadResponse:
         plan, prediction = self._plan, self._plan.prediction
         if prediction is None:
             return False
-        is_small = (
-            head.content_length is not None and head.content_length <= plan.read_below_bytes and not self._is_stream
-        )
-        if not (plan.sampled or is_small):
+        size = head.content_length if not self._is_stream else None
+        if not (plan.sampled or (size is not None and size <= plan.read_below_bytes)):
             return False
         if served_by is not None and served_by != prediction.endpoint:
             self._misses.append(Miss.SERVED_ELSEWHERE)

@@ -42,10 +42,7 @@ def listeners_of(
     prefill = telemetry.prefill
     return {
         Picked: (books.remember, partial(watch.picked, name)),
-        Decided: (
-            *(telemetry.decided, prefill.decided, overload.decided, degradations.decided, watch.decided),
-            books.settled,
-        ),
+        Decided: (telemetry.decided, overload.decided, degradations.decided, watch.decided, books.settled),
         Read: (telemetry.read, books.read, degradations.read),
         Ended: (telemetry.ended, watch.ended, books.settled),
         LegEnd: (prefill.leg_ended, degradations.leg_ended, books.settled),

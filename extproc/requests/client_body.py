@@ -43,17 +43,16 @@ def without_transfer_fields(body: bytes) -> bytes:
 
     Raise FieldsNotRemovedError if there may be some, but the body cannot be searched.
     """
-    if not may_be_object(body) or (plain := _in_utf8(body)) is None or not _may_have_some(plain):
+    if not may_be_object(body):
+        return body
+    plain = body if b"\0" not in body[:4] else _in_utf8(body)
+    if plain is None or not (_has_name(plain) or (b"\\" in plain and _ESCAPED.search(plain) is not None)):
         return body
     try:
         left = JsonObject(plain).without(TRANSFER_FIELDS, within=_WITHIN, depth=_DEPTH)
     except (BodyTooLargeError, MalformedRequestError) as error:
         raise FieldsNotRemovedError(f"Fields that no client may set cannot be looked for: {error}") from None
     return body if left == plain else left
-
-
-def _may_have_some(body: bytes) -> bool:
-    return _has_name(body) or (b"\\" in body and _ESCAPED.search(body) is not None)
 
 
 def _has_name(body: bytes) -> bool:
@@ -67,9 +66,7 @@ def _has_name(body: bytes) -> bool:
 
 
 def _in_utf8(body: bytes) -> bytes | None:
-    """Return the body in UTF-8, converted from UTF-16 or UTF-32 like Python's parser does; None if undecodable."""
-    if b"\0" not in body[:4]:
-        return body
+    """Return a body in UTF-16 or UTF-32 in UTF-8, converted like Python's parser does; None if undecodable."""
     try:
         return body.decode(json.detect_encoding(body), "surrogatepass").encode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

@@ -105,6 +105,21 @@ def test_attributes_that_clients_fill_are_read_and_not_kept() -> None:
     assert ext_proc_messages._cached_about.cache_info().currsize == 1
 
 
+def test_few_and_only_short_headers_are_remembered() -> None:
+    known = ext_proc_messages._names(WANTED).known
+    known.clear()
+    for number in range(3_000):
+        message = ProcessingRequest()
+        for key, value in ((":path", f"/{number}"), ("cookie", f"{number}"), ("authorization", f"{number:064}")):
+            message.request_headers.headers.headers.add(key=key, raw_value=value.encode())
+        for _ in range(2):
+            read = read_message(message.SerializeToString(), WANTED)
+            assert isinstance(read, HeadersMessage)
+            assert read.headers == {":path": f"/{number}"}
+    assert 0 < len(known) <= 1024
+    assert not any(b"authorization" in entry for entry in known)
+
+
 def test_a_wanted_name_that_no_header_can_have_is_never_found() -> None:
     read = read_message(headers_message().SerializeToString(), frozenset({":path", "\ud800"}))
     assert isinstance(read, HeadersMessage)
