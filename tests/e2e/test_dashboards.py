@@ -107,6 +107,14 @@ async def trouble(mesh: WatchedMesh) -> None:
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 async def test_no_panel_is_empty(mesh: WatchedMesh, board: Json) -> None:
+    # some numbers need half a minute of samples
+    _, drawn = await eventually(lambda: looked_at(mesh, board), lambda looked: looked[0] == [], seconds=SHOWN_SECONDS)
+    if PICTURES:
+        draw(board, drawn, Path(PICTURES) / f"{board['uid']}.png")
+
+
+async def looked_at(mesh: WatchedMesh, board: Json) -> tuple[list[str], dict[str, list[Line]]]:
+    """Return the targets without data, and the lines of each panel."""
     empty: list[str] = []
     drawn: dict[str, list[Line]] = {}
     for panel in panels_of(board):
@@ -121,15 +129,17 @@ async def test_no_panel_is_empty(mesh: WatchedMesh, board: Json) -> None:
                 lines = redis_lines(redis.Redis.from_url(mesh.redis.url, decode_responses=True), panel, target)
             empty += [] if any(line.known for line in lines) else [f"{panel['title']}: {target}"]
             drawn.setdefault(panel["title"], []).extend(lines)
-    if PICTURES:
-        draw(board, drawn, Path(PICTURES) / f"{board['uid']}.png")
-    assert empty == []
+    return empty, drawn
 
 
 async def test_every_recording_rule_has_data(mesh: WatchedMesh) -> None:
     names = [rule["record"] for rule in recordings()]
-    found = {name: await mesh.prometheus.query_range(name, seconds=SHOWN_SECONDS) for name in names}
-    assert [record for record, series in found.items() if not has_data(series)] == []
+
+    async def without_data() -> list[str]:
+        found = {name: await mesh.prometheus.query_range(name, seconds=SHOWN_SECONDS) for name in names}
+        return [record for record, series in found.items() if not has_data(series)]
+
+    await eventually(without_data, lambda empty: empty == [], seconds=SHOWN_SECONDS)
 
 
 async def test_alerts_of_a_redis_that_evicts(mesh: WatchedMesh) -> None:
