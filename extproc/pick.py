@@ -221,4 +221,5 @@ def _to_keeper(asked: AskedRequest, hits: IndexHits, pool: PoolRuntime, *, sessi
     now = pool.clock()
     endpoints = [status.address for status in pool.view.endpoints.snapshot(now=now)]
     remembered = pool.view.memory.session_place(session, now=now) if session is not None else None
-    return to_keeper(asked, hits, endpoints=endpoints, remembered=remembered)
+    key = pool.books.response_key
+    return to_keeper(asked, hits, endpoints=endpoints, remembered=remembered, key=key)

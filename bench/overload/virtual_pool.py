@@ -11,6 +11,7 @@ from extproc.admission.degradation import Degradation
 from extproc.admission.flow_queue import FlowQueue
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import PrefixIndex, PromptSource
+from extproc.admission.waiting_bodies import WaitingBodies
 from extproc.answers.stream_promises import stream_promises
 from extproc.choosing.choose import Endpoints, PoolView, RoundRobin
 from extproc.choosing.hot_prefixes import HotPrefixes
@@ -58,7 +59,7 @@ class VirtualPool:
         )
         books.ledger = Ledger(watch, listeners)
         order = FlowQueue(priorities)
-        queue = AdmissionQueue(order, clock=clock, telemetry=overload)
+        queue = AdmissionQueue(order, bodies=WaitingBodies(most_bytes=1 << 30), clock=clock, telemetry=overload)
         books.freed = queue.wake
         # its writes go nowhere: nothing runs that would send them
         quotas = books.quotas = Quotas(cast("RedisLink", None), hash_seed="", quotas=priorities.quotas, clock=clock)

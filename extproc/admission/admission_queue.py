@@ -7,11 +7,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
+from extproc.admission.waiting_bodies import HeldBody, WaitingBodies
 from extproc.errors import KvmeshError
 from extproc.policy.priority import PriorityClass
 
@@ -89,9 +91,12 @@ class _Waiting(Generic[T]):
 class AdmissionQueue:
     """The waiting requests of this replica. Not thread-safe; every call but `enter` returns at once."""
 
-    def __init__(self, queue: FlowQueue, *, clock: Callable[[], float], telemetry: QueueTelemetry) -> None:
-        """`clock` must be the one that the tickets' deadlines are measured by."""
+    def __init__(
+        self, queue: FlowQueue, *, bodies: WaitingBodies, clock: Callable[[], float], telemetry: QueueTelemetry
+    ) -> None:
+        """`clock` must be the one that the tickets' deadlines are measured by. `bodies` may serve several queues."""
         self._queue = queue
+        self._bodies = bodies
         self._clock = clock
         self._telemetry = telemetry
         self._waiting: dict[Ticket, _Waiting[Any]] = {}
@@ -132,7 +137,7 @@ class AdmissionQueue:
         *,
         tried: bool = False,
     ) -> T:
-        """Wait until `attempt` returns a booking, and return it.
+        """Wait until `attempt` returns a booking, and return it; the memory of waiting requests is bounded.
 
         `attempt` gets the time and the ceiling to try. `tried` says that it has just failed. Raise QueueFullError,
         SentOnError, QueueTimeoutError, DisplacedError or QueueClosedError if the request is not booked; then, as after
@@ -141,12 +146,19 @@ class AdmissionQueue:
         """
         if self._is_closed:
             raise QueueClosedError("the picker is going down")
-        now = self._clock()
+        priority, give_way = ticket.priority_class.priority, partial(self.displace, ticket)
+        body = HeldBody(priority=priority, tenant=ticket.tenant, size=ticket.held_bytes, give_way=give_way)
         try:
-            displaced = self._queue.push(ticket)
-        except QueueFullError:
-            self._tell_left(ticket, Outcome.FULL, seconds=0.0)
+            with self._bodies.held(body):
+                return await self._booked(ticket, attempt, tried=tried)
+        except QueueFullError as error:
+            if not isinstance(error, SentOnError):
+                self._tell_left(ticket, Outcome.FULL, seconds=0.0)
             raise
+
+    async def _booked(self, ticket: Ticket, attempt: Attempt[T], *, tried: bool) -> T:
+        now = self._clock()
+        displaced = self._queue.push(ticket)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = _Waiting(attempt, answer, since=now)
         has_resumed = False

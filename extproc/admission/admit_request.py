@@ -19,6 +19,7 @@ from extproc.admission.flow_queue import QueueFullError, Ticket
 from extproc.admission.gate import Gate, refused, waits
 from extproc.admission.pool_pressure import Expectation, PoolPressure
 from extproc.admission.prepared_request import Prepared, Preview
+from extproc.admission.waiting_bodies import BodiesFullError
 from extproc.choosing.choose import PoolView, Snapshot, rooms_in
 from extproc.choosing.room import places_of
 from extproc.errors import (
@@ -35,6 +36,7 @@ T = TypeVar("T")
 
 SHED_FOR: Mapping[type[Exception], type[RequestShedError]] = {
     QueueFullError: QueueFullShedError,
+    BodiesFullError: QueueFullShedError,
     SentOnError: QueueFullShedError,
     QueueTimeoutError: QueueTimeoutShedError,
     DisplacedError: DisplacedShedError,
@@ -116,7 +118,7 @@ class RequestAdmission:
             made = attempt(snapshot, ceiling)
             if made is not None:
                 return self._passed(made, asked, snapshot)
-        return await self._wait(asked, snapshot, look=look, attempt=attempt, tried=not others_wait)
+        return await self._wait(prepared, snapshot, look=look, attempt=attempt, tried=not others_wait)
 
     def preview(self, prepared: Prepared, view: PoolView, snapshot: Snapshot) -> Preview:
         """Return the fate the request would have now, without changing anything."""
@@ -141,7 +143,7 @@ class RequestAdmission:
 
     async def _wait(
         self,
-        asked: AskedRequest,
+        prepared: Prepared,
         snapshot: Snapshot,
         *,
         look: Callable[[float], Snapshot],
@@ -149,7 +151,8 @@ class RequestAdmission:
         tried: bool,
     ) -> T:
         """Wait for room as long as the class may; then refuse the request if sheddable, else send it on."""
-        request_class, pool, began = asked.request_class, asked.pool, snapshot.at
+        asked, began = prepared.asked, snapshot.at
+        request_class, pool = asked.request_class, asked.pool
         priority_class = request_class.priority_class
         uncached = snapshot.uncached_tokens
         expectation = self._pressure.expect(snapshot.kept, request_class, pool=pool, uncached_tokens=uncached)
@@ -168,6 +171,7 @@ class RequestAdmission:
             group=asked.group,
             arrived_at=began,
             deadline=began + _patience(request_class, expectation),
+            held_bytes=prepared.held_bytes,
         )
         try:
             made = await self._queue.enter(ticket, turn, tried=tried)

@@ -5,8 +5,7 @@ displaced and refused regardless of class: there is no pod to send them on to.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from math import ceil
 from typing import Protocol, TypeVar
@@ -21,7 +20,7 @@ from extproc.admission.asked_request import PRIORITY_HEADER
 from extproc.admission.flow_queue import QueueFullError, Ticket
 from extproc.admission.prepared_request import Prepared
 from extproc.admission.pressure_memory import LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS, RETRY_JITTER
-from extproc.admission.waiting_bodies import BodiesFullError, HeldBody, WaitingBodies
+from extproc.admission.waiting_bodies import BodiesFullError
 from extproc.choosing.choose import Snapshot
 from extproc.errors import (
     DisplacedShedError,
@@ -82,7 +81,6 @@ class FirstPodWaits:
         *,
         policy: PriorityPolicy,
         queue: AdmissionQueue,
-        bodies: WaitingBodies,
         starts: Starts,
         serves: Callable[[], bool],
         ask: Callable[[], None],
@@ -93,7 +91,6 @@ class FirstPodWaits:
         """`serves` tells whether any pod may answer clients now; `ask` has the signal ask for one at once."""
         self._set(autoscale, policy)
         self._queue = queue
-        self._bodies = bodies
         self._starts = starts
         self._serves = serves
         self._ask = ask
@@ -202,8 +199,7 @@ class FirstPodWaits:
         name, outcome = request_class.class_name, FAILED
         self._waiting[name] = self._waiting.get(name, 0) + 1
         try:
-            with self._held(prepared, ticket):
-                made = await self._queue.enter(ticket, turn, tried=True)
+            made = await self._queue.enter(ticket, turn, tried=True)
             outcome = SERVED
             return made
         except ENDS as error:
@@ -219,21 +215,6 @@ class FirstPodWaits:
         finally:
             self._waiting[name] -= 1
             self._telemetry.ended(name, outcome=outcome, seconds=self._clock() - began)
-
-    @contextmanager
-    def _held(self, prepared: Prepared, ticket: Ticket) -> Iterator[None]:
-        """Account for the request's memory while it waits; raise BodiesFullError if there is too much."""
-        body = HeldBody(
-            priority=ticket.priority_class.priority,
-            tenant=ticket.tenant,
-            size=prepared.held_bytes,
-            give_way=lambda: self._queue.displace(ticket),
-        )
-        self._bodies.hold(body)
-        try:
-            yield
-        finally:
-            self._bodies.release(body)
 
     def _may_go_on(self, error: Exception, priority_class: PriorityClass) -> bool:
         """Tell whether a pod is there by now and nothing but the first-pod wait has failed: admission then decides."""
@@ -289,5 +270,6 @@ def _ticket(prepared: Prepared, *, arrived_at: float, deadline: float) -> Ticket
         group=asked.group,
         arrived_at=arrived_at,
         deadline=deadline,
+        held_bytes=prepared.held_bytes,
         gives_way=True,
     )

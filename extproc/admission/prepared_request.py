@@ -22,7 +22,7 @@ from extproc.policy.shadow import Withheld
 from extproc.prefixes.prompt_match import IndexHits, PromptKeys
 from extproc.prompts.tokenized_prompt import TOKEN_BYTES, PromptTokens, TokenizedPrompt
 from extproc.requests.request import RANKED_APIS, InferenceRequest
-from extproc.requests.responses_api import LONGEST_ID, tag_in, tag_of
+from extproc.requests.responses_api import LONGEST_ID, is_owned, owner_in
 from extproc.shared.quota import QuotaAsk, QuotaVerdict
 from kvmesh.index.prefix_match import whole_pods
 
@@ -294,18 +294,18 @@ def _session_name(model: str | None, value: str) -> str:
 
 
 def to_keeper(
-    asked: AskedRequest, hits: IndexHits, *, endpoints: Sequence[str], remembered: str | None
+    asked: AskedRequest, hits: IndexHits, *, endpoints: Sequence[str], remembered: str | None, key: bytes
 ) -> AskedRequest:
     """Restrict a request that refers to a kept response to the pod that keeps it.
 
-    `remembered` is the pod that this picker knows. Raise ResponseGoneError if the pod has gone, and
+    `remembered` is the pod that this picker knows; `key` is the ids'. Raise ResponseGoneError if the pod has gone, and
     UnknownResponseError if no pod is known and there are several to choose from.
     """
     response_id = asked.request.kept_response
     assert response_id is not None, "only these are kept anywhere"
     placed = (hits.view.session_endpoint if hits.view is not None else None) or remembered
-    if placed is None and (tag := tag_in(response_id)) is not None:
-        placed = next((endpoint for endpoint in endpoints if tag_of(endpoint) == tag), "")
+    if placed is None and is_owned(response_id):
+        placed = owner_in(response_id, endpoints, key=key) or ""
     if placed is None:
         if len(endpoints) <= 1:
             return asked  # the only pod can tell, and its own error message is better than ours

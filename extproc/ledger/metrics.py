@@ -62,12 +62,10 @@ UNFINISHED_BODY_BYTES = gauge(
 UPLOADS_GAVE_WAY = counter(
     "kvmesh_uploads_gave_way_total", "Request bodies answered 503 at the limit of all unfinished ones."
 )
-WAITING_BODY_BYTES = gauge(
-    "kvmesh_waiting_body_bytes", "Bytes held of requests that wait for a pool's first pod (--max-held-body-bytes)."
-)
+WAITING_BODY_BYTES = gauge("kvmesh_waiting_body_bytes", "Bytes held of waiting requests (--max-held-body-bytes).")
 WAITING_BODIES_GAVE_WAY = counter(
     "kvmesh_waiting_bodies_gave_way_total",
-    "Requests answered 503 at the memory limit of the wait for a first pod.",
+    "Requests that had to end their wait at the memory limit of all waiting ones.",
 )
 RESPONSES_MISSED = counter(
     "kvmesh_responses_missed_total", "Responses that could not be read or changed as planned.", "why"

@@ -25,7 +25,7 @@ from extproc.ledger.ledger import Ledger
 from extproc.pods.inflight import Booking
 from extproc.pods.pod_ranks import RANK_HEADER, named_in
 from extproc.pools.plan_response import predicted_anew
-from extproc.requests.responses_api import tag_in, tag_of
+from extproc.requests.responses_api import owner_in
 from extproc.shared.quota import QuotaNote
 
 EVENT_STREAM = "text/event-stream"
@@ -39,6 +39,10 @@ class ExchangeBooks(Protocol):
 
     ledger: Ledger
     reading: "dict[tuple[float, str], BookedExchange]"  # those whose responses may be read
+
+    @property
+    def response_key(self) -> bytes:
+        """The key of kept responses' ids."""
 
     def knows(self, endpoint: str) -> bool:
         """Tell whether the endpoint belongs to the pool: only such endpoints can take over bookings and have labels."""
@@ -224,7 +228,8 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
             self.books.release_leg(leg)
 
     def _remember_keeper(self, response_id: str, keeper: str) -> None:
-        if tag_in(response_id) != tag_of(keeper):  # the client's own id, or Envoy retried on another pod
+        if owner_in(response_id, (keeper,), key=self.books.response_key) is None:
+            # the client's own id, or Envoy retried on another pod
             self.books.keeps(response_id, keeper)
 
     def _asked(self, served_by: str | None) -> Sequence[str]:

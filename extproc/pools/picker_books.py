@@ -40,7 +40,7 @@ from extproc.shared.shared_quotas import Quotas
 from extproc.shared.shared_state import PoolShare
 from kvmesh.pods.pod_report import EndpointLoad
 
-SEED = secrets.randbits(64)  # of the digests of requests
+SEED, OWN_KEY = secrets.randbits(64), secrets.token_bytes(32)  # of digests of requests; of ids of kept responses
 UNREAD = 6  # streams in a row, per picker, without a read reaching this one: the odds by chance are 1 in 400
 
 
@@ -76,9 +76,7 @@ class PickerBooks:
         """Set the endpoints. Removed ones keep their bookings, and are forgotten once these have ended."""
         there = dict.fromkeys(endpoints)
         gone = [endpoint for endpoint in self.picks if endpoint not in there]
-        self.picks = {endpoint: self.picks.get(endpoint, 0) for endpoint in there} | {
-            endpoint: self.picks[endpoint] for endpoint in gone
-        }
+        self.picks = {endpoint: self.picks.get(endpoint, 0) for endpoint in (*there, *gone)}
         self._leaving = set(gone)
         self.health.endpoints = len(there)
         for endpoint in gone:
@@ -94,6 +92,11 @@ class PickerBooks:
         self.estimates.reconfigure(tokens_per_second=tokens_per_second)
         self.memory.reconfigure(policy, share=memory_share)
         self.health.reconfigure(policy.health)
+
+    @property
+    def response_key(self) -> bytes:
+        """The key of kept responses' ids: all pickers', or this one's if it shares nothing."""
+        return OWN_KEY if self.shared is None else self.shared.secret
 
     @property
     def open_requests(self) -> int:
@@ -339,8 +342,7 @@ class PickerBooks:
         self.deadly.reported(endpoint)
         seconds = self.estimates.pace(endpoint).first_token_seconds
         self.bookings.reported(endpoint, load, first_token_seconds=seconds)
-        rate = self.estimates.tokens_per_second(endpoint)
-        if rate is not None:
+        if (rate := self.estimates.tokens_per_second(endpoint)) is not None:
             self.bookings.prefill_rate(endpoint, tokens_per_second=rate, now=now)
         self.freed()
 

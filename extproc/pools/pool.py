@@ -107,7 +107,9 @@ class Pool:
             shared=self.shared,
         )
         self.order = FlowQueue(priorities)
-        self.queue = AdmissionQueue(self.order, clock=time.monotonic, telemetry=self.overload)
+        self.queue = AdmissionQueue(
+            self.order, bodies=resources.waiting_bodies, clock=time.monotonic, telemetry=self.overload
+        )
         self.books.freed = self.queue.wake
         self.degradation = Degradation(priorities, on_change=self.overload.step_changed)
         self.realised_reporter = RealisedReporter(
@@ -344,7 +346,6 @@ class Pool:
             policy.autoscale,
             policy=policy.priorities,
             queue=self.queue,
-            bodies=self._resources.waiting_bodies,
             starts=self.scale.starts,
             serves=self.has_pod,
             ask=self.scale.ask_for_one,

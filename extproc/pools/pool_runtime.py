@@ -184,7 +184,7 @@ class PoolRuntime:
         body, response_id = prepared.sent.changed, asked.request.response_id
         if prepared.sent.has_response_id:
             assert body is not None, "it has the id in it"
-            response_id = owned_id(endpoint, secrets.token_bytes(RANDOM_BYTES))
+            response_id = owned_id(endpoint, secrets.token_bytes(RANDOM_BYTES), key=self.books.response_key)
             body = with_response_id(body, response_id)
         endpoints, rank = picked.sent_to(self.books.ranks, self.most_endpoints)
         expected = self.books.expect(picked)

@@ -3,6 +3,7 @@
 Every two seconds, and only if the policy configures autoscaling.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from extproc.pods.pod_ranks import pod_of
 from extproc.policy.priority import PriorityClass
 from extproc.policy.scale_variants import OTHERS, variant_of
 from extproc.policy.values import PickPolicy, PoolConfig
+from extproc.scaling.demand import believed
 from extproc.scaling.plan import Plan, plan_of
 from extproc.scaling.pool_scaling import PoolScaling
 from extproc.scaling.seen import PodSeen, PoolSeen, Signal
@@ -120,11 +122,13 @@ class ScaleLooks:
 def _pods(pool: "Pool", *, now: float) -> Sequence[PodSeen]:
     policy, estimates = pool.config.policy, pool.books.estimates
     variants = _variants(pool.config)
-    pods = []
+    views = pool.books.own_bookings(), pool.runtime.others() or {}
+    pods, booked = [], Counter[str]()
     for status in pool.endpoints.known(now=now):
         if status.reachability is Reachability.TERMINATING:
             continue
         pace = estimates.pace(status.address)
+        booked[pod_of(status.address)] += sum(view[status.address].requests for view in views if status.address in view)
         learned = estimates.tokens_per_second(status.address)
         pods.append(
             PodSeen(
@@ -139,7 +143,7 @@ def _pods(pool: "Pool", *, now: float) -> Sequence[PodSeen]:
                 running_limit=pace.running_limit,
             )
         )
-    return [_whole(list(ranks)) for _, ranks in groupby(pods, key=lambda pod: pod_of(pod.address))]
+    return believed([_whole(list(ranks)) for _, ranks in groupby(pods, key=lambda pod: pod_of(pod.address))], booked)
 
 
 def _whole(ranks: Sequence[PodSeen]) -> PodSeen:

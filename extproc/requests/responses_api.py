@@ -6,12 +6,12 @@ to the pod.
 
 vLLM and SGLang keep a response with its conversation in the memory of the server that made it, so only this server can
 continue, return or cancel it. Both take the response's id from the request (`request_id`). The picker writes an id
-there that names the pod: any picker then finds the pod by the id alone, and no response has to be read.
+there that names the pod: any picker with the deployment's key then finds the pod by the id alone, and no response has
+to be read. Clients can neither find a pod's address in an id nor make an id for a pod.
 """
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -44,9 +44,9 @@ CUSTOM_PARAMETERS = {
     "additionalProperties": False,
 }
 PREFIX = "resp_k"  # no engine's id begins like this: after "resp_" theirs continue in hex
-_TAG_BYTES = 6  # a pod's name in an id: among ten thousand pods, two share one in one of five million fleets
+_TAG_BYTES = 6  # a pod's name in an id: among ten thousand pods, one id in 28 billion names another one, too
 RANDOM_BYTES = 10
-_TAG = slice(len(PREFIX), len(PREFIX) + 2 * _TAG_BYTES)
+_TAG_END = len(PREFIX) + 2 * _TAG_BYTES
 UNOWNED_ID = PREFIX + "0" * 2 * (_TAG_BYTES + RANDOM_BYTES)  # placeholder for the id until a pod is chosen
 _UNOWNED = UNOWNED_ID.encode()
 _OURS = re.compile(rf"{PREFIX}[0-9a-f]{{{2 * (_TAG_BYTES + RANDOM_BYTES)}}}")
@@ -63,9 +63,10 @@ def response_in_path(path: str) -> str | None:
     return None if found is None or found[1] in _NO_ID else found[1]
 
 
-def owned_id(endpoint: str, random: bytes) -> str:
+def owned_id(endpoint: str, random: bytes, *, key: bytes) -> str:
     """Return an id that names the pod (host:port), of UNOWNED_ID's length. `random` has RANDOM_BYTES bytes."""
-    return f"{PREFIX}{tag_of(endpoint)}{random.hex()}"
+    tag = blake2b(random + endpoint.encode(), digest_size=_TAG_BYTES, key=key, person=b"kvmesh-response")
+    return f"{PREFIX}{tag.hexdigest()}{random.hex()}"
 
 
 def with_response_id(body: bytes, response_id: str) -> bytes:
@@ -74,15 +75,17 @@ def with_response_id(body: bytes, response_id: str) -> bytes:
     return b"".join((body[:at], response_id.encode(), body[at + len(_UNOWNED) :]))
 
 
-def tag_in(response_id: str) -> str | None:
-    """Return the tag of the pod that keeps the response, or None if no picker made the id."""
-    return response_id[_TAG] if _OURS.fullmatch(response_id) else None
+def is_owned(response_id: str) -> bool:
+    """Tell whether an id has the form of a picker's."""
+    return _OURS.fullmatch(response_id) is not None
 
 
-@lru_cache(maxsize=8192)
-def tag_of(endpoint: str) -> str:
-    """Return the tag of an endpoint (host:port): the same in every picker, and not readable as an address."""
-    return blake2b(endpoint.encode(), digest_size=_TAG_BYTES, person=b"kvmesh-response").hexdigest()
+def owner_in(response_id: str, endpoints: Iterable[str], *, key: bytes) -> str | None:
+    """Return the endpoint (host:port) that an id names, or None if it names none of them."""
+    if not is_owned(response_id):
+        return None
+    random = bytes.fromhex(response_id[_TAG_END:])
+    return next((each for each in endpoints if owned_id(each, random, key=key) == response_id), None)
 
 
 # --- responses ---------------------------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ generated tokens over one pod's rate at the inter-token target.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
+from statistics import median_low
 
 import msgspec
+from msgspec import structs
 
 from extproc.pods.endpoint_samples import restarted
 from extproc.policy.scale_variants import OTHERS
@@ -19,6 +21,7 @@ from kvmesh.pods.pod_report import EndpointLoad
 
 MEANS_SECONDS = 120.0  # half-life of the averages per request
 MOST_REQUESTS = 1_000_000  # at one pod; a larger number is nonsense
+BELIEVED, LEAST_BELIEVED = 4, 4  # limit of a pod's waiting requests: a multiple of its bookings, and of four
 MOST_TOKENS_PER_SECOND = 1e7  # of one pod; a larger number is nonsense
 MOST_REFUSED = 1.0  # times the served load: refused clients retry, and every retry would count again
 
@@ -178,6 +181,23 @@ class RoleDemand:
         means.seconds = means.seconds * share + max(seconds, 0.0)
         means.begun = means.begun * share + sums.begun
         self.capacities.fade(max(seconds, 0.0))
+
+
+def believed(pods: Sequence[PodSeen], booked: Mapping[str, int]) -> Sequence[PodSeen]:
+    """Return the pods with plausible numbers of waiting requests: one pod's lie must not start others.
+
+    The limit is BELIEVED times the pod's bookings of all pickers, or times the pods' median: requests past the pickers
+    wait at all pods.
+    """
+    waits = [pod.load.waiting_requests for pod in pods if pod.load is not None]
+    usual = median_low(waits) if len(waits) > 1 else 0
+    found = []
+    for pod in pods:
+        most = BELIEVED * max(booked.get(pod.address, 0), usual, LEAST_BELIEVED)
+        if pod.load is not None and most < pod.load.waiting_requests <= MOST_REQUESTS:
+            pod = structs.replace(pod, load=replace(pod.load, waiting_requests=most))  # noqa: PLW2901
+        found.append(pod)
+    return found
 
 
 def is_sane(load: EndpointLoad) -> bool:

@@ -8,7 +8,7 @@ from statistics import fmean
 import msgspec
 
 from extproc.policy.autoscale import ScalePolicy, ScaleSignals
-from extproc.scaling.demand import Waiting
+from extproc.scaling.demand import Waiting, is_sane
 from extproc.scaling.seen import PodSeen
 
 WORDS = {"queue_requests": "queueRequests", "kv_usage": "kvUsage"}
@@ -63,7 +63,7 @@ SILENT = Verdict(way=Way.NOTHING)
 
 def threshold_verdict(policy: ScalePolicy, pods: Sequence[PodSeen], waiting: Waiting, ready: int) -> Verdict:
     """Return the direction by the means over the pods that serve; `waiting` counts as if spread over the ready ones."""
-    loads = [pod.load for pod in pods if pod.serves and pod.load is not None]
+    loads = [pod.load for pod in pods if pod.serves and pod.load is not None and is_sane(pod.load)]
     if not loads or not ready:
         return SILENT
     values = {

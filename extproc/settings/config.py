@@ -115,8 +115,8 @@ class PickerSettings:
     max_body_bytes: int = setting(16 << 20, "Maximum bytes of a request body, of an upload twice; else 413.", least=1)
     max_held_body_bytes: int = setting(
         HELD_BODY_BYTES,
-        "Memory limit in bytes of all unfinished bodies, beyond which the largest gets 503; and of requests that wait "
-        "for a pool's first pod, beyond which the least important get 503.",
+        "Memory limit in bytes of all unfinished bodies, beyond which the largest gets 503; and of all waiting "
+        "requests, beyond which the largest of the lowest priority gets 503.",
         least=1 << 20,
     )
     steering: Steering = setting(

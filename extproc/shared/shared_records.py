@@ -19,6 +19,7 @@ from kvmesh.redis.link import pack
 
 FORGET_SECONDS = 10.0  # until a replica without a lease is removed from the list; if it is alive it adds itself again
 REPLICAS = PICKERS + b"replicas"  # set of names
+SECRET, SECRET_BYTES = PICKERS + b"key", 32  # of all pickers; the first one's
 REPLICAS_TTL_SECONDS = 60  # the list expires after the last picker has ended
 MAX_REPLICAS = 64  # whose bookings are read; a foreign writer that fills the set must not make lookups slow
 MAX_RECORD_BYTES = 1 << 20
@@ -139,6 +140,11 @@ def pack_beat(replica: bytes, *, question: bytes, gone: Sequence[bytes]) -> tupl
     if gone:
         commands.insert(0, pack("SREM", REPLICAS, *gone))
     return b"".join(commands), len(commands)
+
+
+def pack_secret(own: bytes) -> bytes:
+    """Return the commands that share a secret unless there is one, and read it: two replies."""
+    return pack("SET", SECRET, own, "NX") + pack("GET", SECRET)
 
 
 def pack_leave(replica: bytes) -> tuple[bytes, int]:

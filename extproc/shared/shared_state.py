@@ -18,6 +18,7 @@ from extproc.errors import ConfigError
 from extproc.shared.shared_load import EndpointBookings, SharedView
 from extproc.shared.shared_records import (
     NO_QUESTION,
+    SECRET_BYTES,
     HeardReplicas,
     Placement,
     PlacementBook,
@@ -27,6 +28,7 @@ from extproc.shared.shared_records import (
     pack_placement,
     pack_read_adapter,
     pack_read_session,
+    pack_secret,
     pack_set_load,
     read_adapter,
     read_session,
@@ -113,6 +115,7 @@ class SharedState:
         self._placements = PlacementBook()
         self._heard = HeardReplicas(own=self._name, lease_seconds=settings.lease_seconds)
         self._gone: list[bytes] = []  # replicas to remove from the list
+        self.secret = secrets.token_bytes(SECRET_BYTES)  # of all pickers, after the first beat; never a client's
 
     def command(self, session: bytes | None = None, adapter: bytes | None = None) -> tuple[bytes, int]:
         """Return the commands that read a request's `SharedView`, and the number of their replies, for `take`.
@@ -240,8 +243,8 @@ class SharedState:
         checked = 1  # replies; the replies to placements follow and are ignored
         if beat:
             more, count = pack_beat(self._name, question=self._heard.question, gone=self._gone)
-            commands.append(more)
-            checked += count
+            commands += pack_secret(self.secret), more
+            checked += 2 + count
         expected = checked
         for placement in placements:
             more, count = pack_placement(placement)
@@ -255,6 +258,8 @@ class SharedState:
             return self._judge(str(error) or f"no answer within {self.settings.beat_seconds:g} s")
         refusal = next((str(reply) for reply in replies[:checked] if isinstance(reply, Exception)), None)
         if beat:
+            if isinstance(secret := replies[2], bytes) and len(secret) == SECRET_BYTES:
+                self.secret = secret
             names, loads = replies[checked - 2 : checked]
             self._gone = self._heard.learn(names, loads, now=time.monotonic())
             if self._on_heard is not None and self._heard.replicas:
@@ -285,6 +290,11 @@ class PoolShare:
         self.changed = state.changed
         self.ended = state.ended
         self.facts = state.facts
+
+    @property
+    def secret(self) -> bytes:
+        """The secret of all pickers."""
+        return self._state.secret
 
     def command(self, session: str | None = None, adapter: str | None = None) -> tuple[bytes, int]:
         """Return the commands that read a request's `SharedView`, and the number of their replies, for `take`."""

@@ -10,7 +10,7 @@ MODEL = "conformance-fake-model"  # what the suite's requests name
 PAGE = """\
 vllm:num_requests_running{{engine="0"}} {running}
 vllm:num_requests_waiting{{engine="0"}} 0.0
-vllm:kv_cache_usage_perc{{engine="0"}} 0.0
+vllm:kv_cache_usage_perc{{engine="0"}} {kv_usage}
 """
 
 
@@ -22,12 +22,13 @@ async def echo_pod(
     *,
     model: str = MODEL,
     running: Callable[[], int] = lambda: 0,
+    kv_usage: Callable[[], float] = lambda: 0.0,
     metrics: Callable[[], str] = lambda: "",
 ) -> AsyncIterator[None]:
-    """Serve it, until the block ends; its page has the `running` requests, and `metrics` as further lines."""
+    """Serve it, until the block ends; its page has `running` requests, `kv_usage`, and `metrics` as lines."""
 
     async def page(_: web.Request) -> web.Response:
-        return web.Response(text=PAGE.format(running=running()) + metrics())
+        return web.Response(text=PAGE.format(running=running(), kv_usage=kv_usage()) + metrics())
 
     app = web.Application(client_max_size=1 << 26)
     app.router.add_get("/metrics", page)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.requests.responses_api import tag_in, tag_of
+from extproc.requests.responses_api import is_owned
 from tests.e2e.stack import Answer, Stack
 from tests.vllm.environment import VllmEnvironment
 from tests.vllm.servers import MODEL_NAME, VllmPod, running_pods
@@ -48,7 +48,7 @@ async def test_every_turn_of_a_conversation_finds_the_pod_that_keeps_it(
         for turn in range(3):
             answer = await say(stack, f"turn {turn}", previous_response_id=before.json["id"])
             assert (answer.status, answer.upstream) == (200, first.upstream), answer.body
-            assert tag_in(answer.json["id"]) == tag_of(first.upstream)
+            assert is_owned(answer.json["id"])
             # it has the whole conversation before it
             assert answer.json["usage"]["input_tokens"] > before.json["usage"]["input_tokens"]
             before = answer
@@ -62,7 +62,7 @@ async def test_a_stream_has_the_id_too_and_a_background_response_can_be_cancelle
         line for line in streamed.body.split(b"\n") if line.startswith(b"data: ") and b"response.created" in line
     ]
     response_id = line.partition(b'"id":"')[2].partition(b'"')[0].decode()
-    assert tag_in(response_id) == tag_of(streamed.upstream)
+    assert is_owned(response_id)
     background = await say(stack, "background", background=True, max_output_tokens=2000)
     cancelled = await stack.send("POST", f"{RESPONSES}/{background.json['id']}/cancel")
     assert cancelled.upstream == background.upstream
@@ -82,4 +82,4 @@ async def test_an_id_of_the_client_s_own_is_remembered_and_an_unknown_one_is_not
 
 async def test_what_need_not_be_kept_goes_as_it_is(stack: Stack) -> None:
     answer = await say(stack, "forget", store=False)
-    assert tag_in(answer.json["id"]) is None
+    assert not is_owned(answer.json["id"])

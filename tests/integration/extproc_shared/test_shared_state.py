@@ -129,6 +129,27 @@ async def test_each_replica_hears_what_all_others_have_booked_and_never_itself(r
     }
 
 
+async def test_all_replicas_have_one_secret_also_after_redis_has_lost_it(
+    replicas: Replicas, redis_server: RedisServer
+) -> None:
+    first, second = replicas.start(), replicas.start()
+    own = {first.state.secret, second.state.secret}
+    assert len(own) == 2
+    await until(lambda: first.state.secret == second.state.secret)
+    assert first.state.secret in own
+    redis_server.client().flushall()
+    third = replicas.start()
+    await until(lambda: bool(redis_server.client().exists("{kv2}picker:key")))
+    await until(lambda: first.state.secret == second.state.secret == third.state.secret)
+
+
+async def test_a_secret_of_another_form_is_not_taken(replicas: Replicas, redis_server: RedisServer) -> None:
+    redis_server.client().set("{kv2}picker:key", "short")
+    one = replicas.start()
+    await is_listed(redis_server, one)
+    assert len(one.state.secret) == 32
+
+
 async def test_what_ends_is_heard_of_as_well(replicas: Replicas) -> None:
     one, two = replicas.start(), replicas.start()
     one.book(a=EndpointBookings(1, 10, 100))

@@ -4,8 +4,14 @@ from collections.abc import Callable, Mapping
 
 from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue
+from extproc.admission.waiting_bodies import WaitingBodies
 from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy, PriorityClass
 from extproc.policy.request_class import PriorityPolicy
+
+
+def room_for_all() -> WaitingBodies:
+    """Return a bound that no test reaches."""
+    return WaitingBodies(most_bytes=1 << 30)
 
 
 def policy(
@@ -26,7 +32,7 @@ def ticket(
     wait: float = 1000.0,
     classes: Mapping[str, PriorityClass] = DEFAULT_CLASSES,
 ) -> Ticket:
-    """A request that came at `at` and may wait for `wait` seconds."""
+    """A request that came at `at`, may wait for `wait` seconds, and holds a byte a token."""
     return Ticket(
         class_name=class_name,
         priority_class=classes[class_name],
@@ -36,6 +42,7 @@ def ticket(
         group=group,
         arrived_at=at,
         deadline=at + wait,
+        held_bytes=tokens,
     )
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from extproc.admission.admission_queue import AdmissionQueue, DisplacedError, Outcome, QueueTimeoutError
 from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
+from extproc.admission.waiting_bodies import WaitingBodies
 from extproc.policy.priority import DEFAULT_CLASSES, OverloadPolicy
 from extproc.policy.request_class import PriorityPolicy
 from tests.unit.extproc_admission.queue_tickets import ticket
@@ -43,12 +44,13 @@ clients = st.builds(
 
 
 class World:
-    def __init__(self, places: list[int], overload: OverloadPolicy) -> None:
+    def __init__(self, places: list[int], overload: OverloadPolicy, most_bytes: int) -> None:
         self.places = places
         self.used = [0 for _ in places]
         self.ends: Counter[Outcome] = Counter()
         order = FlowQueue(PriorityPolicy(classes=DEFAULT_CLASSES, overload=overload), quantum_tokens=500)
-        self.queue = AdmissionQueue(order, clock=now, telemetry=self)
+        self.bodies = WaitingBodies(most_bytes=most_bytes)
+        self.queue = AdmissionQueue(order, bodies=self.bodies, clock=now, telemetry=self)
 
     def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
         assert seconds >= 0.0
@@ -154,17 +156,19 @@ async def run(arrivals: list[Client], world: World) -> list[str]:
     arrivals=st.lists(clients, min_size=1, max_size=40),
     places=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     waiting=st.sampled_from([2, 5, 100]),
+    most_bytes=st.sampled_from([3_000, 1 << 30]),  # a request holds up to 2,000
 )
 def test_every_request_ends_once_in_its_time_and_every_place_is_given_back(
-    arrivals: list[Client], places: list[int], waiting: int
+    arrivals: list[Client], places: list[int], waiting: int, most_bytes: int
 ) -> None:
-    world = World(places, OverloadPolicy(queue_requests=waiting))
+    world = World(places, OverloadPolicy(queue_requests=waiting), most_bytes)
     ends = play(run(arrivals, world))
     assert len(ends) == len(arrivals)
     assert world.used == [0 for _ in places]
     queue = world.queue
     assert (set(queue.depth.values()), queue._waiting, queue._looked_at, queue._timer) == ({0}, {}, {}, None)
     assert not queue._over
+    assert (world.bodies.held_bytes, world.bodies._bands) == (0, {})
     said = Counter(ends)
     assert said["QueueTimeoutError"] <= world.ends[Outcome.TIMEOUT]
     assert said["served"] <= world.ends[Outcome.DISPATCHED]

@@ -1,4 +1,4 @@
-"""What requests hold that wait for a first pod: bounded, and the least important give way."""
+"""What waiting requests hold: bounded, and the largest of the lowest priority give way."""
 
 import random
 from contextlib import suppress
@@ -21,7 +21,7 @@ class Desk:
 
 def test_what_fits_stays() -> None:
     desk = Desk(10)
-    held = [desk.hold(str(i), 5) for i in range(2)]
+    held = [desk.hold(str(i), 5, priority=i) for i in range(2)]
     assert (desk.bodies.held_bytes, desk.gone) == (10, [])
     for body in held:
         desk.bodies.release(body)
@@ -39,21 +39,37 @@ def test_the_lowest_priority_gives_way_the_newest_first() -> None:
     assert (desk.bodies.held_bytes, desk.bodies.gave_way) == (9, 2)
 
 
-def test_of_one_priority_the_tenant_that_holds_most_gives_way() -> None:
-    desk = Desk(10)
+def test_of_one_priority_the_largest_gives_way_and_of_those_alike_the_tenant_that_holds_most() -> None:
+    desk = Desk(20)
     desk.hold("a-1", 4, tenant="a")
     desk.hold("a-2", 4, tenant="a")
     desk.hold("b", 4, tenant="b")
+    desk.hold("small", 1, tenant="a")
+    desk.hold("next", 3, tenant="c")
+    assert desk.gone == ["a-2"]
+    with pytest.raises(BodiesFullError):
+        desk.hold("large", 8, tenant="d")
     assert desk.gone == ["a-2"]
 
 
-def test_the_newcomer_itself_is_refused_where_it_is_the_least_important() -> None:
+def test_the_newcomer_itself_is_refused_where_it_is_the_first_to_give_way() -> None:
     desk = Desk(10)
-    desk.hold("first", 8)
-    for size, priority in ((4, 0), (4, -1), (11, 5)):
+    desk.hold("first", 7)
+    for size, priority in ((4, -1), (8, 0), (8, 5)):
         with pytest.raises(BodiesFullError):
             desk.hold("newcomer", size, priority=priority)
-    assert (desk.gone, desk.bodies.held_bytes, desk.bodies.gave_way) == ([], 8, 3)
+    assert (desk.gone, desk.bodies.held_bytes, desk.bodies.gave_way) == ([], 7, 3)
+
+
+def test_no_priority_takes_the_places_of_all_others() -> None:
+    desk = Desk(100)
+    for number in range(5):
+        desk.hold(f"small-{number}", 4, priority=-1)
+    for number in range(7):
+        desk.hold(f"critical-{number}", 10, priority=9)
+    with pytest.raises(BodiesFullError):
+        desk.hold("one more", 10, priority=9)
+    assert (desk.gone, desk.bodies.held_bytes) == ([], 90)
 
 
 def test_whatever_comes_and_goes_the_bound_holds_and_nothing_is_left() -> None:

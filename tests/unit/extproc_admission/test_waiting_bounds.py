@@ -9,7 +9,7 @@ from extproc.admission.admission_queue import MOST_IN_ONE_PASS, PAUSE_SECONDS, A
 from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import MOST_GROUPS, FlowQueue
 from extproc.policy.priority import OverloadPolicy, PriorityClass
-from tests.unit.extproc_admission.queue_tickets import policy, ticket
+from tests.unit.extproc_admission.queue_tickets import policy, room_for_all, ticket
 from tests.unit.extproc_admission.virtual_time import now, play, turns
 
 CLASSES = {
@@ -28,7 +28,9 @@ class Desk:
         self.tried: list[tuple[str, float]] = []
         self.ended: Counter[Outcome] = Counter()
         overload = OverloadPolicy(queue_requests=10**6)
-        self.queue = AdmissionQueue(FlowQueue(policy(overload, CLASSES)), clock=now, telemetry=self)
+        self.queue = AdmissionQueue(
+            FlowQueue(policy(overload, CLASSES)), bodies=room_for_all(), clock=now, telemetry=self
+        )
 
     def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
         self.ended[outcome] += 1

@@ -18,7 +18,7 @@ from extproc.admission.admission_queue import (
 from extproc.admission.fair_order import Ticket
 from extproc.admission.flow_queue import FlowQueue, QueueFullError
 from extproc.policy.priority import OverloadPolicy
-from tests.unit.extproc_admission.queue_tickets import policy, ticket
+from tests.unit.extproc_admission.queue_tickets import policy, room_for_all, ticket
 from tests.unit.extproc_admission.virtual_time import now, play, turns
 
 Case: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
@@ -41,7 +41,7 @@ class Pool:
         self.taken: list[str] = []
         self.left: list[tuple[str, Outcome, float]] = []
         self.tasks: list[asyncio.Task[str]] = []
-        self.queue = AdmissionQueue(FlowQueue(policy(overload)), clock=now, telemetry=self)
+        self.queue = AdmissionQueue(FlowQueue(policy(overload)), bodies=room_for_all(), clock=now, telemetry=self)
 
     def left_queue(self, class_name: str, *, outcome: Outcome, seconds: float, tenant: str) -> None:
         self.left.append((class_name, outcome, round(seconds, 3)))

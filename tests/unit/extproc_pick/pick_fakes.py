@@ -14,6 +14,7 @@ from extproc.admission.first_pod import FirstPodWaits
 from extproc.admission.flow_queue import FlowQueue
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked
+from extproc.admission.waiting_bodies import WaitingBodies
 from extproc.answers.stream_promises import stream_promises
 from extproc.choosing.choose import PoolView, RoundRobin
 from extproc.choosing.decision import Decision
@@ -133,6 +134,7 @@ def runtime(
     clock: Callable[[], float] = lambda: 1.0,
     prefill_pods: PodPages | None = None,
     first_pod: FirstPodWaits | None = None,
+    most_bytes: int = 1 << 30,
 ) -> ShownPool:
     """Return the parts of a pool over fakes of all that is outside of the process."""
     priorities = policy.priorities
@@ -149,7 +151,7 @@ def runtime(
     )
     books.ledger = AtOnce(watch, listeners)
     order = FlowQueue(priorities)
-    queue = AdmissionQueue(order, clock=clock, telemetry=overload)
+    queue = AdmissionQueue(order, bodies=WaitingBodies(most_bytes=most_bytes), clock=clock, telemetry=overload)
     books.freed = queue.wake
     pressure = PoolPressure(
         estimates=books.estimates,

@@ -10,7 +10,6 @@ import pytest
 from msgspec import structs
 
 from extproc.admission.first_pod import FirstPodWaits
-from extproc.admission.waiting_bodies import WaitingBodies
 from extproc.errors import (
     DisplacedShedError,
     FirstPodLateError,
@@ -65,15 +64,15 @@ class Desk:
     ) -> None:
         policy = PickPolicy(priorities=priorities, autoscale=autoscale)
         self.starts, self.ends, self.asked = Starts(), Ends(), 0
-        self.bodies = WaitingBodies(most_bytes=most_bytes)
-        self.pool = runtime(*statuses, policy=policy, clock=now, models=models or ModelTable(served=(TINY,)))
+        models = models or ModelTable(served=(TINY,))
+        self.pool = runtime(*statuses, policy=policy, clock=now, models=models, most_bytes=most_bytes)
         self.queue = self.pool.admission._queue
+        self.bodies = self.queue._bodies
         self.endpoints = self.pool.view.endpoints
         self.waits = self.pool.first_pod = FirstPodWaits(
             autoscale,
             policy=priorities,
             queue=self.queue,
-            bodies=self.bodies,
             starts=self.starts,
             serves=self._serves,
             ask=self._ask,

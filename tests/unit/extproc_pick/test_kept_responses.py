@@ -11,13 +11,14 @@ from extproc.ext_proc.exchange import RequestFacts
 from extproc.pick import pick
 from extproc.pods.endpoint import Reachability
 from extproc.pools.booked_exchange import BookedExchange
+from extproc.pools.picker_books import OWN_KEY
 from extproc.pools.pool_runtime import PoolRuntime
 from extproc.prefixes.prompt_match import IndexHits
-from extproc.requests.responses_api import owned_id, tag_in, tag_of
+from extproc.requests.responses_api import owned_id, owner_in
 from extproc.shared.shared_load import SharedView
 from tests.unit.extproc_pick.pick_fakes import FakeIndex, explained, facts, pod, runtime
 
-OF_B = owned_id("b", b"0123456789")
+OF_B = owned_id("b", b"0123456789", key=OWN_KEY)
 RESPONSES = "/v1/responses"
 
 
@@ -41,7 +42,7 @@ async def test_a_response_that_may_be_kept_gets_an_id_that_names_its_pod() -> No
     first = exchange.endpoints[0]
     exchange.finish()
     assert got == {"model": "tiny", "input": "Hi", "request_id": exchange.response_id}
-    assert tag_in(got["request_id"]) == tag_of(first)
+    assert owner_in(got["request_id"], ("a", "b"), key=OWN_KEY) == first
     again, _ = await sent(pool)
     assert again.response_id != exchange.response_id
 
@@ -76,6 +77,12 @@ async def test_a_response_of_a_pod_that_is_gone_is_gone() -> None:
     with pytest.raises(ResponseGoneError, match="the pod that kept it is no more") as refusal:
         await pick(asks(), body(previous_response_id=OF_B), pool)
     assert (refusal.value.status, refusal.value.error_type, pool.under_way) == (410, "invalid_request_error", 0)
+
+
+async def test_a_client_cannot_make_an_id_for_a_pod() -> None:
+    made = owned_id("b", b"0123456789", key=b"guessed")
+    with pytest.raises(ResponseGoneError):
+        await pick(asks(), body(previous_response_id=made), runtime(pod("a"), pod("b")))
 
 
 async def test_an_id_that_nobody_knows_is_not_found() -> None:

@@ -57,7 +57,8 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
         order=FlowQueue(POLICY.priorities),
         overload=OverloadTelemetry(Registry(), classes=POLICY.priorities.classes),
         endpoints=SimpleNamespace(known=lambda *, now: made.statuses),
-        books=SimpleNamespace(estimates=LatencyEstimates(tokens_per_second=5000.0)),
+        books=SimpleNamespace(estimates=LatencyEstimates(tokens_per_second=5000.0), own_bookings=dict),
+        runtime=SimpleNamespace(others=lambda: None),
     )
     made.looks = ScaleLooks(POLICY, see=lambda: made.pool, pickers=lambda: 3, clock=lambda: made.now)
     return made

@@ -7,7 +7,9 @@ import pytest
 
 from extproc.requests.openai import parse_request
 from extproc.requests.request import ApiKind, InferenceRequest
-from extproc.requests.responses_api import UNOWNED_ID, owned_id, response_in_path, tag_in, tag_of, with_response_id
+from extproc.requests.responses_api import UNOWNED_ID, is_owned, owned_id, owner_in, response_in_path, with_response_id
+
+KEY = b"the deployment's"
 
 
 def parse(**body: Any) -> InferenceRequest:
@@ -79,19 +81,24 @@ def test_other_apis_have_a_cache_key_too_and_keep_nothing() -> None:
     assert (request.session, request.wants_response_id) == ("k", False)
 
 
-def test_an_id_names_its_pod_to_every_picker_and_to_nobody_else() -> None:
-    made = owned_id("10.0.0.1:8000", b"0123456789")
-    assert made == "resp_k" + tag_of("10.0.0.1:8000") + b"0123456789".hex()
-    assert (tag_in(made), tag_of("10.0.0.1:8000")) == ("0074c59fc3cc", "0074c59fc3cc")
-    assert tag_of("10.0.0.2:8000") != tag_of("10.0.0.1:8000")
+def test_an_id_names_its_pod_to_every_picker_with_the_key_and_to_nobody_else() -> None:
+    pods = [f"10.0.0.{number}:8000" for number in range(1, 9)]
+    made = owned_id(pods[3], b"0123456789", key=KEY)
+    assert (len(made), made[18:]) == (len(UNOWNED_ID), b"0123456789".hex())
+    assert owner_in(made, pods, key=KEY) == pods[3]
+    assert owner_in(made, pods[4:], key=KEY) is None
+    assert owner_in(made, pods, key=b"another") is None
+    # the part that names the pod is good for this id alone
+    assert owner_in(made[:18] + b"9876543210".hex(), pods, key=KEY) is None
 
 
 @pytest.mark.parametrize("other", ["resp_0123456789abcdef", "resp_k", UNOWNED_ID + "0", "mine", ""])
 def test_ids_of_other_makers_name_no_pod(other: str) -> None:
-    assert tag_in(other) is None
+    assert is_owned(other) is False
+    assert owner_in(other, ["10.0.0.1:8000"], key=KEY) is None
 
 
 def test_the_id_takes_the_place_at_the_end_though_the_prompt_repeats_it() -> None:
     body = json.dumps({"input": UNOWNED_ID, "request_id": UNOWNED_ID}).encode()
-    made = owned_id("a:1", b"0123456789")
+    made = owned_id("a:1", b"0123456789", key=KEY)
     assert json.loads(with_response_id(body, made)) == {"input": UNOWNED_ID, "request_id": made}

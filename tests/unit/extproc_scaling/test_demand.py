@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from extproc.scaling.demand import RoleDemand, Waiting, Work, is_sane
+from extproc.scaling.demand import RoleDemand, Waiting, Work, believed, is_sane
 from extproc.scaling.seen import PodSeen
 from kvmesh.pods.pod_report import EndpointLoad
 
@@ -67,6 +67,24 @@ def test_requests_that_wait_at_pods_count_with_their_average_prompt() -> None:
     found = work(after)
     assert found.backlog_tokens == 1000.0
     assert found.prefill == pytest.approx((2000 + 1000) / 2 / 1000)
+
+
+@pytest.mark.parametrize(
+    ("waits", "booked", "counted"),
+    [
+        ([900_000, 0, 0], {"a:1": 2}, [16, 0, 0]),  # a lie
+        ([900_000], {}, [16]),
+        ([30, 0, 0], {"a:1": 40}, [30, 0, 0]),  # what the pickers have sent there
+        ([90, 100, 80], {}, [90, 100, 80]),  # requests that pass by the pickers
+        ([10**9, 0, 0], {}, [10**9, 0, 0]),  # left to `is_sane`
+    ],
+)
+def test_a_pod_s_waiting_requests_are_believed_as_far_as_they_can_be(
+    waits: list[int], booked: dict[str, int], counted: list[int]
+) -> None:
+    pods = [pod(replace(REPORT, waiting_requests=count), address=f"{'abc'[i]}:1") for i, count in enumerate(waits)]
+    found = believed([*pods, pod(None, address="silent:1")], booked)
+    assert [each.load.waiting_requests for each in found if each.load is not None] == counted
 
 
 def test_what_is_refused_counts_at_most_as_what_was_served() -> None:
