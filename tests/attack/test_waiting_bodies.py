@@ -27,7 +27,7 @@ PATH = "/v1/chat/completions"
 async def test_bombs_that_wait_take_little_memory_and_no_small_requests_place(
     is_sheddable: bool, tmp_path: Path
 ) -> None:
-    is_full = True
+    is_full, packed = True, gzip.compress(PLAIN)
     served: Counter[str] = Counter()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -48,7 +48,7 @@ async def test_bombs_that_wait_take_little_memory_and_no_small_requests_place(
 
         async def bomb(http: aiohttp.ClientSession) -> int:
             headers = {"content-encoding": "gzip", "content-type": "application/json"}
-            async with http.post(stack.ready["gateway"] + PATH, data=gzip.compress(PLAIN, 1), headers=headers) as got:
+            async with http.post(stack.ready["gateway"] + PATH, data=packed, headers=headers) as got:
                 await got.read()
                 return got.status
 
