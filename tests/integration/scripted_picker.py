@@ -93,6 +93,7 @@ class Books:
     misses: list[str] = field(default_factory=list)
     ledger: Ledger = field(init=False)
     reading: dict[tuple[float, str], BookedExchange] = field(default_factory=dict)
+    response_key: bytes = b""
     open: int = 0
 
     def __post_init__(self) -> None:

@@ -61,6 +61,7 @@ class Picker:
     misses: list[str] = field(default_factory=list)
     ledger: Ledger = field(init=False)
     reading: dict[tuple[float, str], BookedExchange] = field(default_factory=dict)
+    response_key: bytes = b""
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(listeners={Read: (self.read,)})

@@ -42,6 +42,7 @@ class Books:
     streams: list[tuple[str, str]] = field(default_factory=list)
     ledger: Ledger = field(init=False)
     reading: dict[tuple[float, str], BookedExchange] = field(default_factory=dict)
+    response_key: bytes = b""
     ended: list[Ended] = field(default_factory=list)
 
     def __post_init__(self) -> None:
