@@ -66,6 +66,7 @@ async def test_a_body_that_cannot_be_changed_goes_as_it_is() -> None:
         (asks(f"{RESPONSES}/{OF_B}/cancel"), b""),
         (asks(headers={"x-session-id": "s"}), body(previous_response_id=OF_B)),
     ],
+    ids=["continued", "returned", "cancelled", "with a session"],
 )
 async def test_the_pod_that_the_id_names_gets_it_however_busy(request_facts: RequestFacts, content: bytes) -> None:
     pool = runtime(pod("a"), pod("b", waiting_requests=9), pod("c"))
