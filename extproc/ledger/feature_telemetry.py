@@ -12,10 +12,11 @@ from extproc.admission.admission_queue import Outcome
 from extproc.admission.degradation import StepChange
 from extproc.admission.waiting_bodies import WaitingBodies
 from extproc.choosing.decision import Decision
+from extproc.disaggregation.prefill_plan import PrefillPlan
 from extproc.disaggregation.transfer_protocols import LegOutcome
 from extproc.errors import Cause
 from extproc.ledger import metrics
-from extproc.ledger.facts import Decided, DecisionRecord, EndpointFull, Held, LegEnd, LegsEnded, NoDecision
+from extproc.ledger.facts import Decided, EndpointFull, Held, LegEnd, LegsEnded, NoDecision
 from extproc.ledger.metrics import OTHER
 from extproc.policy.priority import PriorityClass, Quota
 from extproc.policy.shadow import ShadowAction
@@ -227,11 +228,9 @@ class PrefillTelemetry:
         self._lost_tokens = registry.values(metrics.PREFILL_RACE_LOST_TOKENS).of()
         self._seconds = registry.histograms(metrics.PREFILL_LEG_SECONDS).of()
 
-    def decided(self, record: DecisionRecord) -> None:
-        """Count a prompt that could have been computed on a prefill pod."""
-        plan = record.prefill
-        if plan is not None and isinstance(record.outcome, Decision):
-            self._prompts.of(REMOTE if plan.is_remote else LOCAL).value += 1
+    def planned(self, plan: PrefillPlan) -> None:
+        """Count the prompt of a routed request with a choice of prefill pods."""
+        self._prompts.of(REMOTE if plan.is_remote else LOCAL).value += 1
 
     def leg_ended(self, fact: LegEnd) -> None:
         """Count a prefill request, its time, and the cost of a race's loser."""

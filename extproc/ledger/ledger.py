@@ -91,15 +91,15 @@ class RequestWatch:
     def decided(self, fact: Decided) -> None:
         """Pass a decision to the observers."""
         if self.observers or self.traces:
-            self.tell(fact, [observer.decided for observer in self._concerned(fact.arrival.span)])
+            self.pass_on(fact, [observer.decided for observer in self._concerned(fact.arrival.span)])
 
     def ended(self, fact: Ended) -> None:
         """Pass a request's end to the observers."""
         if self.observers or self.traces:
-            self.tell(fact, [observer.ended for observer in self._concerned(fact.arrival.span)])
+            self.pass_on(fact, [observer.ended for observer in self._concerned(fact.arrival.span)])
 
-    def tell(self, fact: Any, listeners: Iterable[Listener]) -> None:
-        """Tell a fact; a listener's failure, logged at most once a minute for all, reaches no other listener."""
+    def pass_on(self, fact: Any, listeners: Iterable[Listener]) -> None:
+        """Pass a fact to listeners; a failure, logged at most once a minute for all, reaches no other listener."""
         for listener in listeners:
             try:
                 listener(fact)
@@ -138,7 +138,7 @@ class Ledger:
     def hear(self, facts: Sequence[Any]) -> None:
         """Pass facts to their listeners."""
         for fact in facts:
-            self.watch.tell(fact, self.listeners.get(type(fact), ()))
+            self.watch.pass_on(fact, self.listeners.get(type(fact), ()))
 
 
 class DegradationLog:

@@ -90,8 +90,6 @@ class PickerTelemetry:
             self.history.load.refused(now=fact.at)
         elif kind is RequestOutcome.FAILED_OPEN:
             self._outcomes.of(kind.value).value += 1
-        if fact.record.prefill is not None:
-            self.prefill.decided(fact.record)
         if fact.record.shadow:
             self.shadow.decided(fact)
         if fact.promise is not None or fact.ignored_targets:
@@ -120,6 +118,8 @@ class PickerTelemetry:
         self._predicted.value += cached
         if decision.best_matched_tokens > cached:
             self._regret.value += decision.best_matched_tokens - cached
+        if fact.record.prefill is not None:
+            self.prefill.planned(fact.record.prefill)
         for missing in decision.degraded:
             self._degraded.of(missing).value += 1
 
