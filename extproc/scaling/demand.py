@@ -191,13 +191,13 @@ def believed(pods: Sequence[PodSeen], booked: Mapping[str, int]) -> Sequence[Pod
     """
     waits = [pod.load.waiting_requests for pod in pods if pod.load is not None]
     usual = median_low(waits) if len(waits) > 1 else 0
-    found = []
-    for pod in pods:
-        most = BELIEVED * max(booked.get(pod.address, 0), usual, LEAST_BELIEVED)
-        if pod.load is not None and most < pod.load.waiting_requests <= MOST_REQUESTS:
-            pod = structs.replace(pod, load=replace(pod.load, waiting_requests=most))  # noqa: PLW2901
-        found.append(pod)
-    return found
+    return [_at_most(BELIEVED * max(booked.get(pod.address, 0), usual, LEAST_BELIEVED), pod) for pod in pods]
+
+
+def _at_most(waiting: int, pod: PodSeen) -> PodSeen:
+    if pod.load is None or not waiting < pod.load.waiting_requests <= MOST_REQUESTS:  # above: left to `is_sane`
+        return pod
+    return structs.replace(pod, load=replace(pod.load, waiting_requests=waiting))
 
 
 def is_sane(load: EndpointLoad) -> bool:
