@@ -25,7 +25,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_p50: float  # of all gaps between tokens
     inter_token_p95: float
     inter_token_p99: float
-    request_inter_token_p95: float  # of the requests' means, by which goodput counts
+    request_inter_token_p95: float  # of the requests' means; goodput uses these
     tokens_per_second: float
     remote: float  # of the prompts
     fell_back: float  # legs that were given up
@@ -33,7 +33,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(world: World, plan: Plan, *, mix: str, prefill_pods: int, arm: str) -> RunSummary:
-    """Count what was sent after the caches were warm."""
+    """Count the requests sent after the caches were warm."""
     records = [record for record in world.records if record.sent >= plan.warm_seconds]
     ttfts = [record.ttft * 1000 for record in records]
     good = sum(

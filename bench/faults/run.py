@@ -1,4 +1,4 @@
-"""For how long the index claims blocks that are gone, fault by fault.
+"""Duration of the index's false claims, fault by fault.
 
     python -m bench.faults.run [--only NAME,…] [--json FILE]
 
@@ -59,7 +59,7 @@ class Redis:
                 time.sleep(0.01)
 
     def remember(self) -> None:
-        """Keep this moment: what a replica that lags would know after a failover."""
+        """Save this state: a lagging replica's after a failover."""
         self.client.save()
 
     def kill(self) -> None:
@@ -214,7 +214,7 @@ async def all_indexers_killed(mesh: Mesh) -> None:
 
 
 async def slow_consumer(mesh: Mesh) -> None:
-    """The indexer stands still for less than would end its pulse: the publisher drops what it cannot send."""
+    """The indexer stops for less than its pulse lasts: the publisher drops unsent batches."""
     mesh.pod.close()
     mesh.pod.send_limit = 20
     mesh.pod.restart()
@@ -311,7 +311,7 @@ async def settle(mesh: Mesh, watch: Watch) -> None:
     while not all(map(watch.is_full, mesh.pods)):
         if time.monotonic() > deadline:
             raise TimeoutError(f"the index does not become exact\n{mesh.log()}")
-        for pod in mesh.pods:  # what was published before anybody listened is known again from here on
+        for pod in mesh.pods:  # events from before the first subscriber are published again
             if not watch.is_full(pod):
                 await pod.clear()
                 await pod.fill()

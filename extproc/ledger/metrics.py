@@ -65,7 +65,7 @@ UPLOADS_GAVE_WAY = counter(
 WAITING_BODY_BYTES = gauge("kvmesh_waiting_body_bytes", "Bytes held of waiting requests (--max-held-body-bytes).")
 WAITING_BODIES_GAVE_WAY = counter(
     "kvmesh_waiting_bodies_gave_way_total",
-    "Requests that had to end their wait at the memory limit of all waiting ones.",
+    "Waits ended by the memory limit of all waiting requests.",
 )
 RESPONSES_MISSED = counter(
     "kvmesh_responses_missed_total", "Responses that could not be read or changed as planned.", "why"
