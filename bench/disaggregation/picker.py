@@ -123,15 +123,8 @@ class Picker:
         leg = None
         if plan is not None and is_remote:
             leg = self._book_leg(plan, prompts, count)
-        books.memory.began(winner.address, prompts)
-        books.memory.note(
-            winner.address,
-            prompts=prompts,
-            session=None,
-            adapter=None,
-            now=now,
-            indexed=winner.indexed_tokens >= prompts[0].tokens,
-        )
+        books.memory.began(winner.address, prompts, now=now)
+        books.memory.note(winner.address, prompts=prompts, session=None, adapter=None, now=now)
         return Pick(endpoint=winner.address, booking=booking, prompts=prompts, leg=leg)
 
     def leg_ended(self, pick: Pick, *, brought: bool) -> None:

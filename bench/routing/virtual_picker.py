@@ -71,15 +71,8 @@ class Picker:
         view.turns.count(None)
         if found.warm_wait is not None:
             view.hot.note(found.warm_wait, endpoint=winner, now=now)
-        view.memory.note(
-            winner,
-            prompts=query.prompts,
-            session=None,
-            adapter=None,
-            now=now,
-            indexed=decision.winner.indexed_tokens >= count // BLOCK_TOKENS * BLOCK_TOKENS,
-        )
-        view.memory.began(winner, query.prompts)
+        view.memory.note(winner, prompts=query.prompts, session=None, adapter=None, now=now)
+        view.memory.began(winner, query.prompts, now=now)
         uncached = max(0, count - decision.matched_tokens)
         booking = self.bookings.book(winner, now=now, uncached_tokens=uncached, context_tokens=count)
         self._prompts[booking] = query.prompts

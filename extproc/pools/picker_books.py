@@ -148,7 +148,7 @@ class PickerBooks:
         )
         booking.is_engines = request.costs_gpu and not request.has_media
         if prompts:
-            self.memory.began(endpoint, prompts)
+            self.memory.began(endpoint, prompts, now=now)
         self.health.sent(endpoint, now=now)
         if self.shared is not None:
             self.shared.changed()
@@ -159,7 +159,7 @@ class PickerBooks:
         now, uncached = self.clock(), place.uncached_tokens
         booking = self.bookings.book(place.endpoint, now=now, uncached_tokens=uncached, context_tokens=context_tokens)
         self._legs[booking] = prompts
-        self.memory.began(place.endpoint, prompts)
+        self.memory.began(place.endpoint, prompts, now=now)
         self.estimates.promised(place.endpoint, seconds=place.leg_seconds)
         self.memory.note(place.endpoint, prompts=prompts, session=None, adapter=None, now=now)
         self.health.sent(place.endpoint, now=now)
@@ -204,7 +204,6 @@ class PickerBooks:
             session=session,
             adapter=adapter,
             now=now,
-            indexed=chosen.indexed_tokens >= sum([prompt.tokens for prompt in prompts]),
         )
         if session is not None or adapter is not None:
             self._tell_place(winner, session, adapter, session_moved=picked.session_moved)
@@ -250,7 +249,7 @@ class PickerBooks:
         moved.is_engines, moved.is_cut = booking.is_engines, booking.is_cut
         if endpoint != booking.endpoint:
             self.memory.ended(booking.endpoint, sent.prompts, computed=False, now=moved.booked_at)
-            self.memory.began(endpoint, sent.prompts)
+            self.memory.began(endpoint, sent.prompts, now=moved.booked_at)
         self.memory.note(
             endpoint, prompts=sent.prompts, session=sent.session, adapter=sent.adapter, now=moved.booked_at
         )

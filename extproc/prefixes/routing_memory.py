@@ -34,8 +34,6 @@ POSITIONS = tuple(islice(_checkpoints(), MAX_CHECKPOINTS))
 FIRST_KEY = struct.Struct("<Q")
 NOTHING_HELD: Mapping[str, int] = MappingProxyType({})
 
-Checkpoints = tuple[tuple[int, ...], int]  # the keys at POSITIONS, the last key
-
 
 @cache
 def _layout(count: int) -> struct.Struct:
@@ -50,9 +48,7 @@ def _layout(count: int) -> struct.Struct:
 class RecentRoutes:
     """Endpoints by leading keys. An entry lives for at least three quarters of `ttl_seconds`, and at most all of it.
 
-    `limit` bounds the checkpoints: about 50 for 500 keys, 100 bytes of memory each; beyond it the oldest go first. The
-    caller takes the longer of the index's match and this one. Once the index has confirmed an entry, the entry no
-    longer counts, so that a later eviction is seen.
+    `limit` bounds the checkpoints: about 50 for 500 keys, 100 bytes of memory each; beyond it the oldest go first.
     """
 
     def __init__(self, *, ttl_seconds: float, limit: int) -> None:
@@ -60,10 +56,6 @@ class RecentRoutes:
         self._turn_size = max(1, limit // GENERATIONS)
         # newest generation first: checkpoint key -> bit set of the endpoints that got it
         self._tables: tuple[dict[int, int], ...] = tuple({} for _ in range(GENERATIONS))
-        # same generations: key -> bit set of the endpoints that hold the prefix up to it according to the index. The
-        # entries stay in the tables above: an endpoint with a checkpoint there must have all earlier ones, and another
-        # prompt may continue from here
-        self._confirmed: tuple[dict[int, int], ...] = tuple({} for _ in range(GENERATIONS))
         self._turned_at = float("-inf")
         self._turns = 0
         self._bits: dict[str, int] = {}
@@ -75,18 +67,15 @@ class RecentRoutes:
         self._turn_seconds = ttl_seconds / GENERATIONS
         self._turn_size = max(1, limit // GENERATIONS)
 
-    def note(self, keys: bytes, *, endpoint: str, now: float, cut: Checkpoints | None = None) -> None:
-        """Remember that a prompt with these keys was sent to `endpoint` at `now` (monotonic seconds).
-
-        `cut`: the result of `checkpoints` for the keys, if the caller has it already.
-        """
+    def note(self, keys: bytes, *, endpoint: str, now: float) -> None:
+        """Remember that a prompt with these keys was sent to `endpoint` at `now` (monotonic seconds)."""
         count = len(keys) // KEY_BYTES
         if not count:
             return
         if now - self._turned_at >= self._turn_seconds:
             self._turn(now)
         table, bit = self._tables[0], self._bits.get(endpoint) or self._new_bit(endpoint)
-        marks, last = cut or checkpoints(keys)
+        marks, last = _cut(keys, count), FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0]
         # an endpoint with a checkpoint has all earlier ones: only the rest is new, often to all endpoints
         known, end = 0, len(marks)
         while known < end:
@@ -101,18 +90,14 @@ class RecentRoutes:
         else:
             table.update(dict.fromkeys(rest, bit))
         table[last] = table.get(last, 0) | bit
-        for confirmed in self._confirmed:
-            if confirmed:
-                for key in confirmed.keys() & (*marks, last):
-                    confirmed[key] &= ~bit  # unconfirmed again
-        self._keep_small(now)
+        if len(table) >= self._turn_size:
+            self._push(now)
 
     def match(self, keys: bytes, *, now: float, held: Mapping[str, int] = NOTHING_HELD) -> Mapping[str, int]:
         """Return endpoint -> number of leading keys recently sent there: up to a checkpoint, or all of them.
 
         Never too many. After a prompt diverges, up to a fifth too few, at most 15 keys for long prompts. `held`:
-        endpoint -> leading keys in the index now. A match that the index covers is confirmed and not returned until it
-        is noted again; matches of other, longer keys stay.
+        endpoint -> leading keys in the index now; a match that it covers is not returned.
 
         Loops are inlined: a call per table and checkpoint cost twice as much.
         """
@@ -130,7 +115,7 @@ class RecentRoutes:
                 seen |= table.get(last, 0)
                 all_bits |= table.get(first, 0)
         if seen:
-            self._collect(seen, last, count, found, held)
+            self._collect(seen, count, found, held)
         if all_bits != seen:  # mostly equal: no endpoint got any of it, or each got all of it
             marks = _cut(keys, count)
             depth = _noted(marks, tables)
@@ -142,8 +127,7 @@ class RecentRoutes:
                 bits &= ~seen
                 if bits:
                     seen |= bits
-                    self._collect(bits, key, POSITIONS[depth], found, held)
-        self._keep_small(now)
+                    self._collect(bits, POSITIONS[depth], found, held)
         return found
 
     def forget(self, endpoint: str) -> None:
@@ -155,28 +139,16 @@ class RecentRoutes:
             self._retired[number] = self._turns + GENERATIONS
 
     def __len__(self) -> int:
-        return sum(map(len, self._tables)) + sum(map(len, self._confirmed))
+        return sum(map(len, self._tables))
 
-    def _collect(self, bits: int, key: int, keys: int, found: dict[str, int], held: Mapping[str, int]) -> None:
-        """Add the endpoints with this key, at depth `keys`, to `found`, unless confirmed before or by `held` now."""
-        for confirmed in self._confirmed:
-            if confirmed:
-                bits &= ~confirmed.get(key, 0)
+    def _collect(self, bits: int, keys: int, found: dict[str, int], held: Mapping[str, int]) -> None:
+        """Add these endpoints at depth `keys` to `found`, unless `held` covers it."""
         while bits:
             number = bits.bit_length() - 1
             bits ^= 1 << number
             endpoint = self._endpoints.get(number)
-            if endpoint is None:
-                continue
-            if held.get(endpoint, 0) >= keys:
-                newest = self._confirmed[0]
-                newest[key] = newest.get(key, 0) | 1 << number
-            else:
+            if endpoint is not None and held.get(endpoint, 0) < keys:
                 found[endpoint] = keys
-
-    def _keep_small(self, now: float) -> None:
-        if len(self._tables[0]) + len(self._confirmed[0]) >= self._turn_size:
-            self._push(now)
 
     def _new_bit(self, endpoint: str) -> int:
         free = next((number for number, turn in self._retired.items() if turn <= self._turns), None)
@@ -203,7 +175,6 @@ class RecentRoutes:
 
     def _push(self, now: float) -> None:
         self._tables = ({}, *self._tables[:-1])
-        self._confirmed = ({}, *self._confirmed[:-1])
         self._turned_at = now
         self._turns += 1
 
@@ -224,13 +195,8 @@ def _noted(marks: tuple[int, ...], tables: tuple[dict[int, int], ...]) -> int:
     return noted
 
 
-def checkpoints(keys: bytes) -> Checkpoints:
-    """Return the entries of a prompt with at least one key: its keys at checkpoints, and its last one."""
-    count = len(keys) // KEY_BYTES
-    return _cut(keys, count), FIRST_KEY.unpack_from(keys, (count - 1) * KEY_BYTES)[0]
-
-
 def _cut(keys: bytes, count: int) -> tuple[int, ...]:
+    """Return a prompt's keys at POSITIONS."""
     return _layout(bisect_left(POSITIONS, count + 1)).unpack_from(keys)
 
 
@@ -259,9 +225,7 @@ class LastPlaces:
         return place[0] if place is not None and now - place[1] <= self._ttl_seconds else None
 
 
-# checkpoints: a long prompt has about 50 of them, each takes some 100 bytes
-FOLLOWED_LIMIT = 100_000
-UNFOLLOWED_LIMIT = 400_000
+ROUTES_LIMIT = 400_000  # checkpoints: a long prompt has about 50 of them, each takes some 100 bytes
 UNFOLLOWED_SECONDS = 180.0  # for endpoints whose events are not followed
 ADAPTER_SECONDS = 30.0  # the pod's metrics show its adapters much sooner
 SETTLE_SECONDS = 0.5  # after an answer's end, until the index has its events: some 10 ms, and a busy indexer's delay
@@ -273,48 +237,35 @@ class RoutingMemory:
     """All routing state kept between requests."""
 
     def __init__(self, policy: PickPolicy) -> None:
-        self._followed = RecentRoutes(ttl_seconds=policy.recent_prefix_seconds, limit=FOLLOWED_LIMIT)
         # for pods without events this is the only knowledge of their cache
-        self._unfollowed = RecentRoutes(ttl_seconds=UNFOLLOWED_SECONDS, limit=UNFOLLOWED_LIMIT)
+        self._routes = RecentRoutes(ttl_seconds=UNFOLLOWED_SECONDS, limit=ROUTES_LIMIT)
+        self._recent_seconds = policy.recent_prefix_seconds
         self._sessions = LastPlaces(ttl_seconds=policy.session_seconds)
         self._adapters = LastPlaces(ttl_seconds=ADAPTER_SECONDS)
-        # endpoint -> id of prompts -> prompts that are under way there, or have just ended
-        self._open: dict[str, dict[int, Sequence[PromptKeys]]] = {}
+        # endpoint -> id of prompts -> when they were sent there; they are under way, or have just ended
+        self._open: dict[str, dict[int, tuple[float, Sequence[PromptKeys]]]] = {}
         self._ended: deque[tuple[float, str, Sequence[PromptKeys]]] = deque()  # by the time to leave `_open`
 
     def reconfigure(self, policy: PickPolicy, *, share: float = 1.0) -> None:
         """Apply a new policy. `share`: this pool's share of the picker's memory."""
-        self._followed.reconfigure(ttl_seconds=policy.recent_prefix_seconds, limit=int(FOLLOWED_LIMIT * share))
-        self._unfollowed.reconfigure(ttl_seconds=UNFOLLOWED_SECONDS, limit=int(UNFOLLOWED_LIMIT * share))
+        self._routes.reconfigure(ttl_seconds=UNFOLLOWED_SECONDS, limit=int(ROUTES_LIMIT * share))
+        self._recent_seconds = policy.recent_prefix_seconds
         self._sessions.reconfigure(ttl_seconds=policy.session_seconds)
 
     def note(
-        self,
-        endpoint: str,
-        *,
-        prompts: Sequence[PromptKeys],
-        session: str | None,
-        adapter: str | None,
-        now: float,
-        indexed: bool = False,
+        self, endpoint: str, *, prompts: Sequence[PromptKeys], session: str | None, adapter: str | None, now: float
     ) -> None:
-        """Remember one routed request; `indexed`: the index already has all its keys there."""
+        """Remember one routed request."""
         for prompt in prompts:
-            keys = prompt.keys
-            if len(keys) >= KEY_BYTES:
-                cut = checkpoints(keys)  # once for both
-                if not indexed:
-                    self._followed.note(keys, endpoint=endpoint, now=now, cut=cut)
-                # even if indexed: the index may fail, or the endpoint's events may stop
-                self._unfollowed.note(keys, endpoint=endpoint, now=now, cut=cut)
+            self._routes.note(prompt.keys, endpoint=endpoint, now=now)
         if session is not None:
             self._sessions.note(session, endpoint=endpoint, now=now)
         if adapter is not None:
             self._adapters.note(f"{adapter}\0{endpoint}", endpoint=endpoint, now=now)
 
-    def began(self, endpoint: str, prompts: Sequence[PromptKeys]) -> None:
-        """Expect the prompts of a request from `note` until `ended`."""
-        self._open.setdefault(endpoint, {})[id(prompts)] = prompts
+    def began(self, endpoint: str, prompts: Sequence[PromptKeys], *, now: float) -> None:
+        """Expect the prompts of a request in the pod's cache until `ended`, once `note` has them."""
+        self._open.setdefault(endpoint, {})[id(prompts)] = now, prompts
 
     def ended(self, endpoint: str, prompts: Sequence[PromptKeys], *, computed: bool, now: float) -> None:
         """End the expectation of a request: soon if the pod has `computed` its prompts, else at once."""
@@ -338,37 +289,37 @@ class RoutingMemory:
     ) -> list[RecentHits]:
         """Return for each prompt the endpoints that got its prefix: recently, or longer ago if they have no events.
 
-        `indexed`: endpoint -> tokens of the single prompt in the index. If the endpoint's events are live, a recent
-        entry counts only until the index has confirmed it once, or its request has ended.
+        `indexed`: endpoint -> tokens of the single prompt in the index. If the endpoint's events are live, an entry
+        counts only if the index does not cover it, and while a request with it is under way or has just ended.
         """
         while self._ended and self._ended[0][0] <= now:
             _, endpoint, ended = self._ended.popleft()
             self._close(endpoint, ended)
-        unfollowed = [endpoint for endpoint in endpoints if states.get(endpoint) != LIVE]
+        followed = {endpoint for endpoint in endpoints if states.get(endpoint) == LIVE}
         hits: list[RecentHits] = []
         for prompt in prompts:
-            held = NOTHING_HELD
-            if indexed:
-                held = {
-                    endpoint: tokens // prompt.tokens_each
-                    for endpoint, tokens in indexed.items()
-                    if states.get(endpoint) == LIVE
+            held = {at: tokens // prompt.tokens_each for at, tokens in indexed.items() if at in followed}
+            recent = self._routes.match(prompt.keys, now=now, held=held)
+            if not followed.isdisjoint(recent):
+                recent = {
+                    endpoint: count
+                    for endpoint, count in recent.items()
+                    if endpoint not in followed or self._is_open(endpoint, prompt, count, now=now)
                 }
-            recent = self._followed.match(prompt.keys, now=now, held=held)
-            recent = {endpoint: count for endpoint, count in recent.items() if self._is_open(endpoint, prompt, count)}
-            if unfollowed:
-                older = self._unfollowed.match(prompt.keys, now=now)
-                recent = {**recent, **{endpoint: older[endpoint] for endpoint in unfollowed if endpoint in older}}
             hits.append((recent, prompt.tokens_each))
         return hits
 
-    def _is_open(self, endpoint: str, prompt: PromptKeys, count: int) -> bool:
-        """Tell whether a prompt with the same first `count` keys is under way, or has just ended."""
+    def _is_open(self, endpoint: str, prompt: PromptKeys, count: int, *, now: float) -> bool:
+        """Tell whether a recent prompt with the same first `count` keys is under way, or has just ended."""
         key = slice((count - 1) * KEY_BYTES, count * KEY_BYTES)
-        wanted = prompt.keys[key]
-        there = self._open.get(endpoint, {})
+        wanted, since = prompt.keys[key], now - self._recent_seconds
         # the newest first: the ones that share its beginning are often there
-        return any(each.keys[key] == wanted for prompts in reversed(there.values()) for each in prompts)
+        for sent_at, prompts in reversed(self._open.get(endpoint, {}).values()):
+            if sent_at <= since:
+                return False
+            if any(each.keys[key] == wanted for each in prompts):
+                return True
+        return False
 
     def session_place(self, session: str, *, now: float) -> str | None:
         """Return the endpoint of the session's last request."""
@@ -381,5 +332,4 @@ class RoutingMemory:
     def forget(self, endpoint: str) -> None:
         """Drop the expectations for a restarted pod's cache."""
         self._open.pop(endpoint, None)
-        self._followed.forget(endpoint)
-        self._unfollowed.forget(endpoint)
+        self._routes.forget(endpoint)

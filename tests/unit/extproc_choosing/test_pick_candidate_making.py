@@ -12,7 +12,7 @@ from extproc.pods.endpoint import Candidate, EndpointStatus, EndpointTrend, Reac
 from extproc.pods.inflight import Bookings
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import NO_HITS, NO_MATCH, IndexHits, PromptKeys, PromptMatch
-from extproc.prefixes.routing_memory import UNFOLLOWED_LIMIT, UNFOLLOWED_SECONDS, RecentRoutes, RoutingMemory
+from extproc.prefixes.routing_memory import ROUTES_LIMIT, UNFOLLOWED_SECONDS, RecentRoutes, RoutingMemory
 from extproc.shared.shared_load import EndpointBookings, SharedView
 from kvmesh.blocks.cache_groups import CacheGroup
 from kvmesh.blocks.source import Registry
@@ -164,7 +164,7 @@ def test_what_was_routed_is_expected_for_seconds_where_events_flow_and_for_minut
     memory = RoutingMemory(PickPolicy(recent_prefix_seconds=5.0))
     routed = [KEYS]
     for endpoint in ("live", "silent"):
-        memory.began(endpoint, routed)
+        memory.began(endpoint, routed, now=0.0)
         memory.note(endpoint, prompts=routed, session=None, adapter=None, now=0.0)
 
     def matches(now: float) -> dict[str, int]:
@@ -176,10 +176,10 @@ def test_what_was_routed_is_expected_for_seconds_where_events_flow_and_for_minut
     assert matches(400.0) == {}
 
 
-def test_only_an_index_that_follows_the_endpoint_ends_an_expectation() -> None:
+def test_only_an_index_that_follows_the_endpoint_replaces_an_expectation() -> None:
     memory = RoutingMemory(PickPolicy())
     routed = [KEYS]
-    memory.began("a", routed)
+    memory.began("a", routed, now=0.0)
     memory.note("a", prompts=routed, session=None, adapter=None, now=0.0)
 
     def matches(state: str, **indexed: int) -> dict[str, int]:
@@ -189,7 +189,6 @@ def test_only_an_index_that_follows_the_endpoint_ends_an_expectation() -> None:
     assert matches("degraded", a=160) == {"a": 10}
     assert matches("live") == {"a": 10}
     assert matches("live", a=160) == {}
-    assert matches("live") == {}
 
 
 def test_what_was_routed_to_a_process_that_is_gone_is_forgotten() -> None:
@@ -212,14 +211,14 @@ def test_what_was_routed_to_a_process_that_is_gone_is_forgotten() -> None:
 )
 def test_what_the_memory_notes_is_found_as_in_routes_alone(steps: list[tuple[str, int, float, str]]) -> None:
     memory = RoutingMemory(PickPolicy())
-    plain = RecentRoutes(ttl_seconds=UNFOLLOWED_SECONDS, limit=UNFOLLOWED_LIMIT)
+    plain = RecentRoutes(ttl_seconds=UNFOLLOWED_SECONDS, limit=ROUTES_LIMIT)
     now = 0.0
     for endpoint, count, seconds, what in [*steps, ("a", 10, 0.0, "look")]:
         now += seconds
         keys = KEYS.keys[: count * 8]
         prompt = PromptKeys(keys=keys, tokens_each=16)
         if what == "note":
-            memory.note(endpoint, prompts=[prompt], session=None, adapter=None, now=now, indexed=True)
+            memory.note(endpoint, prompts=[prompt], session=None, adapter=None, now=now)
             plain.note(keys, endpoint=endpoint, now=now)
         elif what == "forget":
             memory.forget(endpoint)

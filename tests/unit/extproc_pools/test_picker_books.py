@@ -101,17 +101,6 @@ async def test_a_pick_is_booked_with_the_tokens_that_its_pod_has_to_compute() ->
     assert (made.own_bookings(), shared.told[-1]) == ({}, "ended")
 
 
-@pytest.mark.parametrize(("held", "expected"), [(29, {"b": 30}), (30, {})])
-async def test_what_the_index_knows_wholly_at_the_winner_is_remembered_only_for_when_it_fails(
-    held: int, expected: dict[str, int]
-) -> None:
-    made, _, _ = books()
-    routed(made, await picked(held=held))
-    live = {"a": "live", "b": "live"}
-    assert made.memory.matches([KEYS], states=live, endpoints=("a", "b"), now=1.0) == [(expected, 16)]
-    assert made.memory.matches([KEYS], states={}, endpoints=("a", "b"), now=1.0) == [({"b": 30}, 16)]
-
-
 async def test_a_request_that_only_counts_tokens_leaves_nothing_in_a_cache() -> None:
     made, _, _ = books()
     booking = routed(made, await picked("/tokenize"))
