@@ -134,7 +134,7 @@ _HEADER, _KEY, _RAW_VALUE = 0x0A, 0x0A, 0x1A  # HeaderMap.headers, HeaderValue.k
 _BODY, _BODY_END = 0x0A, b"\x10\x01"  # HttpBody.body and .end_of_stream = true
 _MOST_IN_A_BYTE = 0x7F  # the largest length in one byte
 _MOST_LENGTH_BYTES = 5  # of an encoded length below 2 GiB
-_MOST_KNOWN, _MOST_KNOWN_BYTES = 1024, 64  # headers remembered for a set of names, and bytes of each
+_MOST_KNOWN, _MOST_KNOWN_BYTES = 1024, 48  # headers remembered for a set of names, and bytes of each: no request ids
 _MOST_KEPT_BYTES = 512  # of the fields behind the metadata; longer ones contain attributes filled by clients
 
 
@@ -173,19 +173,18 @@ def read_message(message: bytes, wanted: frozenset[str]) -> Message:
     Raise google.protobuf.message.DecodeError if it is none.
     """
     kind = message[0] if message else 0
-    read: Message | None = None
-    if kind in (_REQUEST_BODY, _RESPONSE_BODY):
-        read = _body(message)
-    elif kind in (_REQUEST_HEADERS, _RESPONSE_HEADERS):
-        try:
-            read = _headers(message, _names(RESPONSE_HEADERS if kind == _RESPONSE_HEADERS else wanted))
-        except (_UnusualError, IndexError):  # IndexError: the message is cut off
-            read = None
-    elif kind in (_REQUEST_TRAILERS, _RESPONSE_TRAILERS):
-        size, at = _length(message, 1)
-        if _is_all(message, at + size):
-            read = TrailersMessage(kind == _RESPONSE_TRAILERS)
-    return read if read is not None else _by_library(message, wanted)
+    try:
+        if kind in (_REQUEST_BODY, _RESPONSE_BODY):
+            return _body(message)
+        if kind in (_REQUEST_HEADERS, _RESPONSE_HEADERS):
+            return _headers(message, _names(RESPONSE_HEADERS if kind == _RESPONSE_HEADERS else wanted))
+        if kind in (_REQUEST_TRAILERS, _RESPONSE_TRAILERS):
+            size, at = _length(message, 1)
+            if _is_all(message, at + size):
+                return TrailersMessage(kind == _RESPONSE_TRAILERS)
+    except (_UnusualError, IndexError):  # IndexError: the message is cut off
+        pass
+    return _by_library(message, wanted)
 
 
 class _UnusualError(Exception):
@@ -313,19 +312,19 @@ def _mode(number: int) -> BodyMode:
     return _MODES.get(number, BodyMode.NONE)
 
 
-def _body(message: bytes) -> BodyPart | None:
-    """Read a chunk of a body, or return None for an unusual form. Most received bytes come this way."""
+def _body(message: bytes) -> BodyPart:
+    """Read a chunk of a body. Most received bytes come this way. Raise _UnusualError or IndexError."""
     size, at = _length(message, 1)
     stop = at + size
     if message[stop:] != _NO_METADATA and not _is_all(message, stop):
-        return None
+        raise _UnusualError
     start = end = at
     if size and message[at] == _BODY:
         size, start = _length(message, at + 1)
         end = start + size
     rest = message[end:stop]
     if end > stop or rest not in (b"", _BODY_END):
-        return None
+        raise _UnusualError
     return BodyPart(message[start:end], bool(rest), message[0] == _RESPONSE_BODY)
 
 
@@ -340,17 +339,17 @@ def _is_all(message: bytes, at: int) -> bool:
 
 
 def _length(message: bytes, at: int) -> tuple[int, int]:
-    """Return a length and the offset behind it. If the length is cut off, return one beyond the message's end."""
-    if at < len(message) and (first := message[at]) <= _MOST_IN_A_BYTE:
+    """Return a length and the offset behind it. Raise _UnusualError or IndexError."""
+    if (first := message[at]) <= _MOST_IN_A_BYTE:
         return first, at + 1
-    if at + 1 < len(message) and (second := message[at + 1]) <= _MOST_IN_A_BYTE:  # up to 16 KiB
+    if (second := message[at + 1]) <= _MOST_IN_A_BYTE:  # up to 16 KiB
         return first & 0x7F | second << 7, at + 2
     length = 0
     for number, byte in enumerate(message[at : at + _MOST_LENGTH_BYTES]):
         length |= (byte & 0x7F) << 7 * number
         if byte <= _MOST_IN_A_BYTE:
             return length, at + number + 1
-    return len(message) + 1, at
+    raise _UnusualError
 
 
 def _by_library(encoded: bytes, wanted: frozenset[str]) -> Message:

@@ -54,7 +54,7 @@ def trailers(status: GrpcStatus, text: str = "") -> bytes:
 class MessageReader:
     """Cuts one stream's bytes into messages. The caller bounds the bytes fed but not yet taken."""
 
-    __slots__ = ("_buffer", "_following", "_max_message_bytes", "_missing", "_position")
+    __slots__ = ("_buffer", "_following", "_max_message_bytes", "_missing", "_position", "rest_bytes")
 
     def __init__(self, *, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
@@ -64,25 +64,23 @@ class MessageReader:
         # instead of at each frame
         self._following: list[bytes | bytearray] = []
         self._missing = 0  # bytes still needed before another look is useful
-
-    @property
-    def rest_bytes(self) -> int:
-        """The number of bytes fed but not taken as a message."""
-        return len(self._buffer) - self._position + sum(map(len, self._following))
+        self.rest_bytes = 0  # fed, but not taken as a message
 
     def clear(self) -> None:
         """Drop the bytes not taken as a message."""
         self._buffer = b""
         self._following = []
-        self._position = 0
+        self._position = self.rest_bytes = 0
 
     def feed(self, data: bytes) -> None:
         """Add the next bytes. A frame of whole messages, the usual case, is not copied."""
         following = self._following
-        if not following and self._position == len(self._buffer):
+        if not self.rest_bytes:
             self._buffer = data
             self._position = self._missing = 0
+            self.rest_bytes = len(data)
             return
+        self.rest_bytes += len(data)
         following.append(data)
         self._missing -= len(data)
         if len(following) > MOST_PIECES:  # each piece is an object, even if it has only a few bytes
@@ -116,6 +114,7 @@ class MessageReader:
             self._missing = end - len(buffer)
             return None
         message = buffer[start:end]
+        self.rest_bytes -= PREFIX_BYTES + size
         if end == len(buffer):
             self._buffer = b""  # a large message must not stay until the next one
             self._position = 0

@@ -200,10 +200,10 @@ class Http2Stream(GrpcStream):
         if call is None:
             return  # it has ended
         try:
-            while not (self._held or self.ended) and (message := reader.next_message()) is not None:
+            while reader.rest_bytes and (message := reader.next_message()) is not None:
                 call.message(message)
-            if self._held or self.ended:
-                return
+                if self._held or self.ended:
+                    return
             self._widen()
             if rest := reader.rest_bytes:
                 call.partial(rest)
