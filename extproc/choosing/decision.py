@@ -20,7 +20,8 @@ DIGITS = 9  # decimals of a total that count; the rest is floating-point noise
 CLEAR_GAP = 1e-8  # totals that differ by more stay different after rounding to DIGITS
 NONE_DROPPED: Mapping[str, str] = {}
 
-_READY, _UNKNOWN = Reachability.READY, Reachability.UNKNOWN
+# a look at an enum's member is a call of its descriptor
+_READY, _UNKNOWN, _PREFILL = Reachability.READY, Reachability.UNKNOWN, Role.PREFILL
 
 
 def ready(candidates: Sequence[Candidate], _: Ask) -> Mapping[str, str]:
@@ -50,29 +51,29 @@ def cordoned(candidates: Sequence[Candidate], _: Ask) -> Mapping[str, str]:
 
 def role(candidates: Sequence[Candidate], _: Ask) -> Mapping[str, str]:
     """Keep endpoints that answer clients: all but prefill pods."""
-    return {
-        candidate.address: "computes prompts for others" for candidate in candidates if candidate.role is Role.PREFILL
-    }
+    return {candidate.address: "computes prompts for others" for candidate in candidates if candidate.role is _PREFILL}
 
 
 def model(candidates: Sequence[Candidate], ask: Ask) -> Mapping[str, str]:
     """Keep endpoints that serve the model or adapter; an endpoint with an unknown model list is kept."""
-    if ask.model is None:
+    name = ask.model
+    if name is None:
         return NONE_DROPPED
     return {
         candidate.address: "does not serve the model"
         for candidate in candidates
-        if candidate.models is not None and not candidate.models.serves(ask.model)
+        if (models := candidate.models) is not None and name not in models.models and name not in models.adapters
     }
 
 
 def context_length(candidates: Sequence[Candidate], ask: Ask) -> Mapping[str, str]:
     """Keep endpoints whose context length fits the prompt and one output token; the pod cuts a longer output."""
-    dropped = {}
+    dropped, tokens = {}, ask.prompt_tokens
     for candidate in candidates:
-        limit = context_limit(candidate, ask)
-        if limit is not None and ask.prompt_tokens >= limit:
-            dropped[candidate.address] = f"takes {limit} tokens, the prompt has {ask.prompt_tokens}"
+        models = candidate.models  # `context_limit` inlined: this runs for each endpoint at each pick
+        limit = ask.max_model_len if models is None or models.max_model_len is None else models.max_model_len
+        if limit is not None and tokens >= limit:
+            dropped[candidate.address] = f"takes {limit} tokens, the prompt has {tokens}"
     return dropped
 
 

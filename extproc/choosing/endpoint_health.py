@@ -5,10 +5,11 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
+from msgspec import structs
 
 from extproc.pods.inflight import Bookings
 from extproc.policy.values import HealthPolicy
@@ -262,7 +263,7 @@ class EndpointHealth:
         if known is None:
             self._reports[endpoint] = _Reports(load)
             return
-        if not load.shows_last_step and replace(load, reported_at=known.last.reported_at) != known.last:
+        if not load.shows_last_step and structs.replace(load, reported_at=known.last.reported_at) != known.last:
             known.moved_at = load.reported_at
         known.last = load
 

@@ -131,6 +131,13 @@ class Ledger:
             asyncio.get_running_loop().call_soon(self._hear_told)
         self._told += facts
 
+    def tell_now(self, fact: Any) -> None:
+        """Tell a fact that no answer waits for; only the facts told before it come first."""
+        if self._told:
+            self._told.append(fact)
+        else:
+            self.hear((fact,))
+
     def _hear_told(self) -> None:
         told, self._told = self._told, []
         self.hear(told)

@@ -28,8 +28,7 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointTrend:
+class EndpointTrend(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Rates computed from the difference of two reports of one pod."""
 
     inter_token_seconds: float | None = None  # mean of the last window, or None with too few tokens
@@ -75,8 +74,7 @@ def parse_served_models(body: bytes) -> EndpointModels | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointStatus:
+class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint's state between two scrapes."""
 
     address: str  # host:port, IPv6 bracketed

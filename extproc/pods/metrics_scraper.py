@@ -16,8 +16,9 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec import structs
 
 from extproc.pods.endpoint import EndpointStatus, EndpointTrend, EndpointTrouble, Reachability, parse_served_models
 from extproc.pods.endpoint_samples import restarted
@@ -121,13 +122,13 @@ class MetricsScraper:
                 target = self._targets[address] = self._target(address)
                 target.is_new = self._tasks is not None
                 if target.is_new:  # even before its first report: a whole queue may wait for the first pod
-                    target.unknown = replace(target.unknown, ready_since=time.monotonic())
+                    target.unknown = structs.replace(target.unknown, ready_since=time.monotonic())
                 self._answers.expect(address)
                 self._count(1)
                 self._start(target)
             is_closed_by = target.closed.reachability if target.closed is not None else None
             if closed is not is_closed_by:
-                target.closed = None if closed is None else replace(target.unreachable, reachability=closed)
+                target.closed = None if closed is None else structs.replace(target.unreachable, reachability=closed)
                 target.closed_since = time.monotonic()
                 target.refuses(refused=target.refused)
         # keep the given order: pages and ties depend on it
@@ -307,7 +308,7 @@ class MetricsScraper:
             target.moved(load)
         if target.is_new:
             target.is_new, target.ready_since = False, asked_at
-            target.unknown = replace(target.unknown, ready_since=asked_at)
+            target.unknown = structs.replace(target.unknown, ready_since=asked_at)
         target.load, target.text = load, text if len(text) <= KEPT_PAGE_BYTES else b""
         trend = target.reports(load)
         if self._reported is not None:
@@ -320,9 +321,9 @@ class MetricsScraper:
     async def _load(self, target: ScrapeTarget, text: bytes, asked_at: float) -> EndpointLoad | None:
         """Read the load; an unchanged page is not parsed again."""
         if target.load is not None and text == target.text:
-            return replace(target.load, reported_at=asked_at)
+            return structs.replace(target.load, reported_at=asked_at)
         load = await self._turns.read(parse_load(text, reported_at=asked_at))
-        return replace(load, is_dealt=True) if load is not None and target.is_dealt else load
+        return structs.replace(load, is_dealt=True) if load is not None and target.is_dealt else load
 
     def _is_another(self, target: ScrapeTarget, *, began_anew: bool = False) -> None:
         """Treat the endpoint as restarted; `began_anew`: its counters show it, not just a refused connection."""

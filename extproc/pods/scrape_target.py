@@ -10,8 +10,10 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
+
+from msgspec import structs
 
 from extproc.pods.endpoint import NO_TREND, EndpointModels, EndpointStatus, EndpointTrend, EndpointTrouble, Reachability
 from extproc.pods.endpoint_samples import LEAST_GENERATED, restarted
@@ -238,9 +240,9 @@ class ScrapeTarget:
     def lists(self, models: EndpointModels | None) -> None:
         """Set its models, also in its statuses for picks; None if they are unknown."""
         self.models = models
-        self.unknown = replace(self.unknown, models=models)
+        self.unknown = structs.replace(self.unknown, models=models)
         if self.ready is not None:
-            self.ready = replace(self.ready, models=models)
+            self.ready = structs.replace(self.ready, models=models)
 
     def still_seconds(self, load: EndpointLoad) -> float:
         """Return how long its numbers have stood still although it reports running or waiting requests.
@@ -249,9 +251,9 @@ class ScrapeTarget:
         (0.0) has no reason to count; after it becomes busy, the time counts from the first busy report.
         """
         last = self.load
-        if last is None or replace(load, reported_at=last.reported_at) != last:
+        if last is None or load.shows_last_step or not load.unfinished_requests:
             return 0.0
-        if load.shows_last_step or not load.unfinished_requests:
+        if structs.replace(load, reported_at=last.reported_at) != last:
             return 0.0
         return load.reported_at - self.changed_at
 

@@ -190,7 +190,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
             first_token_seconds=self.first_token_seconds,
             legs=tuple(self.legs),
         )
-        self.books.ledger.tell(fact)
+        self.books.ledger.tell_now(fact)
 
     def comes_from(self, *, cached_tokens: int | None) -> None:
         """Set the number of cached tokens to expect in the answer's usage: the prefill pod's.
@@ -371,7 +371,7 @@ class ReadResponse:
                 if self._is_stream:
                     self._tell_health(self._usage)
         if self._books is not None and (comparison is not None or judged is not None or self._misses):
-            self._books.ledger.tell(Read(comparison=comparison, judged=judged, missed=tuple(self._misses)))
+            self._books.ledger.tell_now(Read(comparison=comparison, judged=judged, missed=tuple(self._misses)))
 
     def _has_failed(self, reader: UsageReader) -> bool:
         return reader.has_failed or (self._ended and self._is_stream and reader.is_empty)

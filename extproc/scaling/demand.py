@@ -6,7 +6,7 @@ generated tokens over one pod's rate at the inter-token target.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median_low
 
@@ -197,7 +197,7 @@ def believed(pods: Sequence[PodSeen], booked: Mapping[str, int]) -> Sequence[Pod
 def _at_most(waiting: int, pod: PodSeen) -> PodSeen:
     if pod.load is None or not waiting < pod.load.waiting_requests <= MOST_REQUESTS:  # above: left to `is_sane`
         return pod
-    return structs.replace(pod, load=replace(pod.load, waiting_requests=waiting))
+    return structs.replace(pod, load=structs.replace(pod.load, waiting_requests=waiting))
 
 
 def is_sane(load: EndpointLoad) -> bool:

@@ -4,11 +4,12 @@ Values, made by `engine_metrics`. Counters begin at zero when the pod starts.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointLoad:
+class EndpointLoad(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One pod's reported load, summed over its engines."""
 
     waiting_requests: int  # for their turn
@@ -64,13 +65,12 @@ class EndpointLoad:
 def sum_loads(ranks: Sequence[EndpointLoad]) -> EndpointLoad:
     """Return the load of a pod with these ranks: sums, the mean use of the cache, and the oldest report."""
     oldest = min(ranks, key=lambda load: load.reported_at)
-    usage = sum(load.kv_usage for load in ranks) / len(ranks)
     sums = {}
-    for name in [field.name for field in fields(EndpointLoad) if field.name not in ("kv_usage", "reported_at")]:
+    for name in [name for name in EndpointLoad.__struct_fields__ if name not in ("kv_usage", "reported_at")]:
         values = [getattr(load, name) for load in ranks]
         if all(type(value) in (int, float) for value in values):
             sums[name] = sum(values)
-    return replace(oldest, kv_usage=usage, **sums)
+    return msgspec.structs.replace(oldest, kv_usage=sum(load.kv_usage for load in ranks) / len(ranks), **sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

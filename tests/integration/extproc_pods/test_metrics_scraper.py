@@ -4,12 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec import structs
 
 from extproc.pods.endpoint import EndpointStatus, Reachability
 from extproc.pods.metrics_scraper import MetricsScraper
@@ -245,7 +245,7 @@ async def test_the_page_of_an_idle_pod_stays_the_same_and_is_a_new_report_each_t
             until = first.reported_at + 3 * 0.2  # far beyond what makes a report stale
             while (load := scraper.snapshot(now=time.monotonic())[0].load) is None or load.reported_at < until:
                 await asyncio.sleep(0.005)
-        assert replace(load, reported_at=first.reported_at) == first
+        assert structs.replace(load, reported_at=first.reported_at) == first
         assert scraper.problems() == {}
 
 

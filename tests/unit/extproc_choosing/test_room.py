@@ -1,12 +1,12 @@
 """Endpoints are full by what is known of them, never by what is not known, and never for long by mistake."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from extproc.choosing.endpoint_health import EndpointHealth
 from extproc.choosing.room import BLIND_REQUESTS, Room, rooms_of, takes_prompts
@@ -140,8 +140,8 @@ def test_prompts_to_be_computed_fill_it_by_time_and_one_more_always_goes_to_an_e
 
 
 def test_the_cache_fills_it() -> None:
-    assert one(replace(BUSY, kv_usage=0.89)).fill < 1.0
-    room = one(replace(BUSY, kv_usage=0.95), backlog_tokens=1e5)
+    assert one(structs.replace(BUSY, kv_usage=0.89)).fill < 1.0
+    room = one(structs.replace(BUSY, kv_usage=0.95), backlog_tokens=1e5)
     assert (room.why, room.by_queue, room.opens_in_seconds) == ("95% of its cache is in use", False, None)
 
 

@@ -1,8 +1,7 @@
 """The endpoints in the metrics are those that the picker knows now, as they are now."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from extproc.ledger.endpoint_telemetry import EndpointView, endpoint_metrics
 from extproc.pods.endpoint import EndpointStatus, Reachability
@@ -30,9 +29,9 @@ def shown(*statuses: EndpointStatus, problem: str | None = None) -> dict[str, fl
     """Return what is not 0, or belongs to no endpoint."""
     registry = Registry()
     estimates = LatencyEstimates(tokens_per_second=1000.0)
-    estimates.report("a", replace(LOAD, reported_at=0.0), now=0.0)
+    estimates.report("a", structs.replace(LOAD, reported_at=0.0), now=0.0)
     estimates.promised("a", seconds=1.5)
-    estimates.report("a", replace(LOAD, first_token_count=1, first_token_seconds_sum=1.0), now=8.0)
+    estimates.report("a", structs.replace(LOAD, first_token_count=1, first_token_seconds_sum=1.0), now=8.0)
     view = EndpointView(
         known=lambda _: statuses,
         estimates=estimates,
@@ -82,7 +81,7 @@ def test_what_one_more_stream_costs_is_shown_once_it_is_learned() -> None:
     for at in range(30):
         running = 1 + at % 10
         tokens, seconds = tokens + running / (0.01 + 0.001 * running), seconds + running
-        report = replace(
+        report = structs.replace(
             LOAD,
             reported_at=float(at),
             running_requests=running,
@@ -108,7 +107,7 @@ def test_what_one_more_stream_costs_is_shown_once_it_is_learned() -> None:
 
 
 def test_what_an_endpoint_has_fetched_is_shown_with_its_role_once_it_has_fetched_anything() -> None:
-    fetched = replace(LOAD, fetched_bytes=3e6, fetch_seconds_sum=1.5)
+    fetched = structs.replace(LOAD, fetched_bytes=3e6, fetch_seconds_sum=1.5)
     found = shown(status("a", Reachability.READY, fetched), status("b", Reachability.READY, LOAD))
     assert {name: value for name, value in found.items() if "_kv_fetch" in name} == {
         'kvmesh_endpoint_kv_fetched_bytes_total{endpoint="a",role="prefill"}': 3e6,

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from extproc.admission.asked_request import AskedRequest
 from extproc.admission.degradation import Measures
@@ -91,10 +92,10 @@ async def test_several_choices_are_not_compared_with_usage() -> None:
 
 
 async def test_a_dead_pod_that_reports_nothing_is_no_missing_input_of_a_decision() -> None:
-    gone = replace(pod("b", reachability=Reachability.UNREACHABLE), load=None)
+    gone = structs.replace(pod("b", reachability=Reachability.UNREACHABLE), load=None)
     picked = await explained(runtime(pod("a"), gone, prompts=FakePrompts(tokens(500))), facts(), chat())
     assert "load-unknown" not in picked.decision.degraded
-    silent = replace(pod("b"), load=None)
+    silent = structs.replace(pod("b"), load=None)
     picked = await explained(runtime(pod("a"), silent, prompts=FakePrompts(tokens(500))), facts(), chat())
     assert picked.decision.degraded["load-unknown"] == "no recent report of b"
 
@@ -114,21 +115,10 @@ async def test_a_prompt_that_was_just_sent_somewhere_is_expected_there_before_it
     index = FakeIndex(IndexHits(keys=[KEYS], states={"a": "live", "b": "live"}))
     a_pool = runtime(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
     routed = [KEYS]
-    a_pool.view.memory.began("b", routed)
+    a_pool.view.memory.began("b", routed, now=1.0)
     a_pool.view.memory.note("b", prompts=routed, session=None, adapter=None, now=1.0)
     decision = (await explained(a_pool, facts(), chat())).decision
     assert (decision.endpoints[0], decision.matched_tokens, decision.winner.indexed_tokens) == ("b", 480, 0)
-
-
-async def test_what_is_evicted_after_the_index_has_shown_it_counts_no_more() -> None:
-    index = FakeIndex(WARM_B)
-    a_pool = runtime(pod("a"), pod("b"), index=index, prompts=FakePrompts(tokens(500)))
-    routed = [KEYS]
-    a_pool.view.memory.began("b", routed)
-    a_pool.view.memory.note("b", prompts=routed, session=None, adapter=None, now=1.0)
-    assert (await explained(a_pool, facts(), chat())).decision.matched_tokens == 480
-    index.answer = IndexHits(keys=[KEYS], states={"a": "live", "b": "live"})
-    assert (await explained(a_pool, facts(), chat())).decision.matched_tokens == 0
 
 
 async def test_where_no_events_are_followed_a_route_is_expected_whatever_the_index_has_shown() -> None:
@@ -379,8 +369,8 @@ async def test_what_clients_may_make_long_is_remembered_short() -> None:
 async def test_each_prompt_of_a_batch_has_the_model_s_context_for_itself() -> None:
     small = EndpointModels(models=frozenset({"tiny"}), adapters={}, max_model_len=400)
     pods = (
-        replace(pod("a"), models=small),
-        replace(pod("b", waiting_requests=9), models=replace(small, max_model_len=9999)),
+        structs.replace(pod("a"), models=small),
+        structs.replace(pod("b", waiting_requests=9), models=replace(small, max_model_len=9999)),
     )
     batch = PromptTokens(prompts=(TokenizedPrompt(tokens=bytes(4 * 300)),) * 2, estimated_tokens=600)
     body = json.dumps({"model": "tiny", "prompt": ["one", "two"]}).encode()
@@ -404,7 +394,7 @@ async def test_a_prompt_that_every_pod_will_refuse_at_once_is_not_booked_as_work
     small = EndpointModels(models=frozenset({"tiny"}), adapters={}, max_model_len=400)
     keys = tuple([PromptKeys(keys=bytes(8 * 25), tokens_each=16)] if tokens.prompts else ())
     index = FakeIndex(IndexHits(keys=keys))
-    a_pool = runtime(replace(pod("a"), models=small), prompts=FakePrompts(tokens), index=index)
+    a_pool = runtime(structs.replace(pod("a"), models=small), prompts=FakePrompts(tokens), index=index)
     assert (await explained(a_pool, facts(), chat())).decision.prompt_tokens == counted
 
 

@@ -4,10 +4,10 @@ import asyncio
 import io
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from extproc.errors import NoReadyEndpointError
@@ -193,7 +193,8 @@ async def test_a_decode_pod_that_goes_during_the_leg_is_replaced_and_the_other_o
         statuses = pool.view.endpoints.snapshot(now=1.0)
         assert isinstance(pool.view.endpoints, FakeEndpoints)
         pool.view.endpoints.statuses = [
-            replace(each, reachability=Reachability.UNREACHABLE) if each.address == "d1" else each for each in statuses
+            structs.replace(each, reachability=Reachability.UNREACHABLE) if each.address == "d1" else each
+            for each in statuses
         ]
         return ANSWER
 

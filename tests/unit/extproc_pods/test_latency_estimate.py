@@ -1,13 +1,13 @@
 """What a request must expect is learned from what pods count, within bounds, and forgotten when nothing confirms it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from extproc.pods.endpoint import EndpointTrend
 from extproc.pods.latency_estimate import LatencyEstimates
@@ -22,7 +22,12 @@ class Pod:
     """Counts what it did, as a pod does, and reports every STEP seconds."""
 
     def __init__(self, estimates: LatencyEstimates, endpoint: str = "a", *, at: float = 0.0) -> None:
-        self.estimates, self.endpoint, self.now, self.load = estimates, endpoint, at, replace(IDLE, reported_at=at)
+        self.estimates, self.endpoint, self.now, self.load = (
+            estimates,
+            endpoint,
+            at,
+            structs.replace(IDLE, reported_at=at),
+        )
         estimates.report(endpoint, self.load, now=at)
 
     def served(
@@ -31,7 +36,7 @@ class Pod:
         """Report that so many prompts of so many uncached tokens took so long each since the last report."""
         was = self.load
         self.now += STEP
-        self.load = replace(
+        self.load = structs.replace(
             was,
             prefill_count=was.prefill_count + prompts,
             prefill_seconds_sum=was.prefill_seconds_sum + prompts * seconds,
@@ -112,7 +117,7 @@ def test_computed_tokens_that_a_pod_does_not_count_are_those_not_found_in_its_ca
     for _ in range(100):
         estimates.report("a", counted, now=now)
         now += 1.0
-        counted = replace(
+        counted = structs.replace(
             counted,
             reported_at=now,
             prefix_query_tokens=counted.prefix_query_tokens + 5000,
@@ -147,10 +152,10 @@ def test_the_pool_drains_by_all_its_endpoints_or_by_those_that_may_serve() -> No
 def test_the_time_between_tokens_is_the_mean_of_the_last_seconds() -> None:
     estimates = LatencyEstimates()
     estimates.report("a", IDLE, now=0.0)
-    few = replace(IDLE, reported_at=1.0, inter_token_count=10, inter_token_seconds_sum=5.0)
+    few = structs.replace(IDLE, reported_at=1.0, inter_token_count=10, inter_token_seconds_sum=5.0)
     estimates.report("a", few, now=1.0)
     assert estimates.pace("a").inter_token_seconds is None
-    many = replace(IDLE, reported_at=2.0, inter_token_count=1010, inter_token_seconds_sum=25.0)
+    many = structs.replace(IDLE, reported_at=2.0, inter_token_count=1010, inter_token_seconds_sum=25.0)
     estimates.report("a", many, now=2.0)
     assert estimates.pace("a").inter_token_seconds == pytest.approx(0.025, rel=0.2)
 
@@ -209,7 +214,7 @@ def test_another_process_begins_anew_and_one_that_is_gone_is_forgotten() -> None
     pod = Pod(estimates)
     pod.for_seconds(10.0, lambda: pod.served(5, tokens=100, seconds=0.01, waiting_requests=9, running_requests=3))
     estimates.report(
-        "a", replace(IDLE, reported_at=pod.now + 1.0), now=pod.now + 1.0
+        "a", structs.replace(IDLE, reported_at=pod.now + 1.0), now=pod.now + 1.0
     )  # counters at 0: no negative sums
     assert isfinite(ttft(estimates, 100.0))
     estimates.forget("a")

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from extproc.pods.endpoint import Role
 from extproc.policy.values import PickPolicy, PoolConfig
 from kvmesh.documents.pools import PoolEndpoint
@@ -35,8 +37,8 @@ def test_the_load_of_a_pod_is_that_of_its_ranks() -> None:
         max_adapters=None,
         running_adapters=frozenset({"x"}),
     )
-    second = replace(first, running_requests=5, kv_usage=0.1, reported_at=7.0, inter_token_seconds_sum=1.5)
-    assert sum_loads([first, second]) == replace(
+    second = structs.replace(first, running_requests=5, kv_usage=0.1, reported_at=7.0, inter_token_seconds_sum=1.5)
+    assert sum_loads([first, second]) == structs.replace(
         second,
         waiting_requests=2,
         running_requests=7,

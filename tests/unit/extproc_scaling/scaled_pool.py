@@ -1,8 +1,10 @@
 """A pool of pods that compute prompts as a fluid, with the counters that vLLM has: what `PoolScaling` looks at."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import structs
 
 from extproc.policy.autoscale import Autoscale, ScalePolicy
 from extproc.scaling.plan import Demand, PlannedRole, PlannedVariant
@@ -46,7 +48,7 @@ class FluidPod:
             inter_token_seconds_sum=self.stream_seconds,
             reported_at=now,
         )
-        return replace(load, **self.changes)
+        return structs.replace(load, **self.changes)
 
 
 @dataclass(slots=True, kw_only=True)

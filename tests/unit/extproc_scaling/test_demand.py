@@ -1,8 +1,7 @@
 """Work from counters: what was computed, what waits more than before, what was refused."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from extproc.scaling.demand import RoleDemand, Waiting, Work, believed, is_sane
 from extproc.scaling.seen import PodSeen
@@ -30,7 +29,7 @@ def work(after: EndpointLoad, *, before: EndpointLoad = REPORT, waiting: Waiting
     others = [pod(None, address=f"late:{number}") for number in range(late)]
     assert demand.look([pod(before), *others], Waiting(), seconds=0.0, inter_token_seconds=None) is None
     found = demand.look(
-        [pod(replace(after, reported_at=102.0)), *others],
+        [pod(structs.replace(after, reported_at=102.0)), *others],
         waiting or Waiting(),
         seconds=2.0,
         inter_token_seconds=None,
@@ -40,22 +39,22 @@ def work(after: EndpointLoad, *, before: EndpointLoad = REPORT, waiting: Waiting
 
 
 def test_cached_and_fetched_tokens_are_no_work() -> None:
-    found = work(replace(REPORT, prefix_query_tokens=5000, prefix_hit_tokens=1000, fetched_tokens=2000))
+    found = work(structs.replace(REPORT, prefix_query_tokens=5000, prefix_hit_tokens=1000, fetched_tokens=2000))
     assert (found.prefill, found.uncached_rate, found.cached_rate) == (1.0, 1000.0, 1500.0)
 
 
 def test_a_pod_that_keeps_no_prefixes_is_known_by_what_has_ended() -> None:
-    assert work(replace(REPORT, prefill_computed_tokens=2000)).prefill == 1.0
+    assert work(structs.replace(REPORT, prefill_computed_tokens=2000)).prefill == 1.0
 
 
 def test_a_pod_whose_report_is_late_is_taken_to_do_as_much() -> None:
-    assert work(replace(REPORT, prefix_query_tokens=2000), late=1).prefill == 2.0
+    assert work(structs.replace(REPORT, prefix_query_tokens=2000), late=1).prefill == 2.0
 
 
 def test_a_cordoned_pod_s_rest_counts_as_any_other_work() -> None:
     demand = RoleDemand()
     demand.look([pod(REPORT), pod(REPORT, address="b:1")], Waiting(), seconds=0.0, inter_token_seconds=None)
-    after = replace(REPORT, prefix_query_tokens=2000, reported_at=102.0)
+    after = structs.replace(REPORT, prefix_query_tokens=2000, reported_at=102.0)
     pods = [pod(after), pod(after, address="b:1", serves=False)]
     found = demand.look(pods, Waiting(), seconds=2.0, inter_token_seconds=None)
     assert found is not None
@@ -63,7 +62,7 @@ def test_a_cordoned_pod_s_rest_counts_as_any_other_work() -> None:
 
 
 def test_requests_that_wait_at_pods_count_with_their_average_prompt() -> None:
-    after = replace(REPORT, prefix_query_tokens=2000, first_token_count=4, waiting_requests=2)
+    after = structs.replace(REPORT, prefix_query_tokens=2000, first_token_count=4, waiting_requests=2)
     found = work(after)
     assert found.backlog_tokens == 1000.0
     assert found.prefill == pytest.approx((2000 + 1000) / 2 / 1000)
@@ -82,13 +81,15 @@ def test_requests_that_wait_at_pods_count_with_their_average_prompt() -> None:
 def test_a_pod_s_waiting_requests_are_believed_as_far_as_they_can_be(
     waits: list[int], booked: dict[str, int], counted: list[int]
 ) -> None:
-    pods = [pod(replace(REPORT, waiting_requests=count), address=f"{'abc'[i]}:1") for i, count in enumerate(waits)]
+    pods = [
+        pod(structs.replace(REPORT, waiting_requests=count), address=f"{'abc'[i]}:1") for i, count in enumerate(waits)
+    ]
     found = believed([*pods, pod(None, address="silent:1")], booked)
     assert [each.load.waiting_requests for each in found if each.load is not None] == counted
 
 
 def test_what_is_refused_counts_at_most_as_what_was_served() -> None:
-    after = replace(REPORT, prefix_query_tokens=2000)
+    after = structs.replace(REPORT, prefix_query_tokens=2000)
     assert work(after, waiting=Waiting(refused_tokens=500.0)).prefill == 1.25
     assert work(after, waiting=Waiting(refused_tokens=1e9)).prefill == 2.0
 
@@ -96,14 +97,14 @@ def test_what_is_refused_counts_at_most_as_what_was_served() -> None:
 def test_a_queue_that_drains_is_no_new_work() -> None:
     demand = RoleDemand()
     demand.look([pod(REPORT)], Waiting(tokens=4000.0), seconds=0.0, inter_token_seconds=None)
-    after = replace(REPORT, prefix_query_tokens=2000, reported_at=102.0)
+    after = structs.replace(REPORT, prefix_query_tokens=2000, reported_at=102.0)
     found = demand.look([pod(after)], Waiting(tokens=2000.0), seconds=2.0, inter_token_seconds=None)
     assert found is not None
     assert found.prefill == 0.0
 
 
 def test_streams_are_bounded_by_what_the_cache_holds() -> None:
-    after = replace(REPORT, running_requests=10, kv_usage=0.45, first_token_count=4, inter_token_count=100)
+    after = structs.replace(REPORT, running_requests=10, kv_usage=0.45, first_token_count=4, inter_token_count=100)
     found = work(after)
     assert found.streams == pytest.approx(20.0)
     assert found.limit == "cache"
@@ -112,11 +113,11 @@ def test_streams_are_bounded_by_what_the_cache_holds() -> None:
 
 
 def test_without_any_bound_decoding_says_nothing() -> None:
-    assert work(replace(REPORT, prefix_query_tokens=2000)).decode is None
+    assert work(structs.replace(REPORT, prefix_query_tokens=2000)).decode is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_what_cannot_be_is_nonsense(value: float) -> None:
     assert is_sane(REPORT)
-    assert not is_sane(replace(REPORT, kv_usage=value))
-    assert not is_sane(replace(REPORT, inter_token_seconds_sum=value))
+    assert not is_sane(structs.replace(REPORT, kv_usage=value))
+    assert not is_sane(structs.replace(REPORT, inter_token_seconds_sum=value))
