@@ -15,7 +15,7 @@ from extproc.pods.inflight import Bookings
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptMatch
 from extproc.prefixes.routing_memory import RoutingMemory
-from extproc.shared.shared_load import EndpointBookings, SharedView, add_counts
+from extproc.shared.shared_load import Claims, EndpointBookings, SharedView, add_counts
 
 ALONE = SharedView()
 NONE_BOOKED = EndpointBookings()
@@ -50,6 +50,7 @@ def candidates_of(
     hits: IndexHits,
     *,
     bookings: Bookings,
+    claims: Claims,
     memory: RoutingMemory,
     health: EndpointHealth,
     policy: PickPolicy,
@@ -78,6 +79,9 @@ def candidates_of(
     for status in statuses:
         address, load = status.address, status.load
         other = others.get(address, NONE_BOOKED) if others else NONE_BOOKED
+        if load is not None and other is not NONE_BOOKED:
+            length = status.models.max_model_len if status.models is not None else None
+            other = claims.believed(address, other, load, context_length=length)
         own = bookings.totals(address, now=now, others_tokens=other.uncached_tokens)
         opened = own.requests + other.requests
         booked = bookings.booked_since(address, since=load.reported_at if load else NEVER) if own.requests else 0

@@ -5,7 +5,7 @@ an endpoint has room. Time is an argument, monotonic seconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -33,7 +33,7 @@ from extproc.prefixes.prompt_match import (
     reported_tokens,
 )
 from extproc.prefixes.routing_memory import NOTHING_HELD, RecentHits, RoutingMemory
-from extproc.shared.shared_load import EndpointBookings, SharedView
+from extproc.shared.shared_load import Claims, EndpointBookings, SharedView
 
 SURELY_TOO_LONG = 4  # estimated tokens / context length: no estimate from text is that far off
 MOST_FILL = 3.0  # upper bound of the fill at which a full endpoint may still be the best for its cached prefix
@@ -85,6 +85,7 @@ class PoolView:
     policy: PickPolicy
     random: Callable[[], float]  # breaks ties
     promises: StreamPromises = NO_PROMISES  # inter-token targets of the policy's classes, from `stream_promises`
+    claims: Claims = field(default_factory=Claims)
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -328,6 +329,7 @@ def _candidates(
         match,
         hits,
         bookings=view.bookings,
+        claims=view.claims,
         memory=view.memory,
         health=view.health,
         policy=view.policy,

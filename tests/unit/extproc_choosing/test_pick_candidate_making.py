@@ -13,7 +13,7 @@ from extproc.pods.inflight import Bookings
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import NO_HITS, NO_MATCH, IndexHits, PromptKeys, PromptMatch
 from extproc.prefixes.routing_memory import ROUTES_LIMIT, UNFOLLOWED_SECONDS, RecentRoutes, RoutingMemory
-from extproc.shared.shared_load import EndpointBookings, SharedView
+from extproc.shared.shared_load import Claims, EndpointBookings, SharedView
 from kvmesh.blocks.cache_groups import CacheGroup
 from kvmesh.blocks.source import Registry
 from kvmesh.index.group_match import HeldBack
@@ -45,6 +45,7 @@ def seen(
         match,
         hits,
         bookings=bookings or Bookings(),
+        claims=Claims(),
         memory=memory or RoutingMemory(policy),
         health=health or EndpointHealth(),
         policy=policy,
