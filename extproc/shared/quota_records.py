@@ -103,7 +103,9 @@ def _fixed(key: QuotaKey, lease_ms: int) -> tuple[bytes, ...]:
     return key.fixed
 
 
-MOST_KEYS = 10_000  # with pending writes while Redis is down
+# with pending writes while Redis is down
+MOST_KEYS = 10_000
+MOST_ENDS = 20_000  # requests; leases of further ones expire
 
 
 class QuotaWrite(msgspec.Struct, eq=False):
@@ -137,6 +139,10 @@ class QuotaWrites:
     def opened(self, ask: QuotaAsk, *, renewed_at: float) -> None:
         """Renew a request's lease from now on."""
         self._open[ask.member] = (ask.key, renewed_at)
+
+    def doubts(self, key: QuotaKey) -> bool:
+        """Tell whether Redis may still count a request of this key that has ended."""
+        return any(each is key for each, _ in (*self._doubtful, *self._doubtful_for_long))
 
     @property
     def has_doubtful_ends(self) -> bool:
@@ -176,12 +182,14 @@ class QuotaWrites:
             writes += [QuotaWrite(key, renewed=part) for part in _portions(members, most_members)]
         return writes
 
-    def put_back(self, writes: Iterable[QuotaWrite], *, soon: bool) -> None:
-        """Take back failed writes. Unless the retry comes `soon`, ends are dropped: their leases expire anyway."""
+    def put_back(self, writes: Iterable[QuotaWrite], *, may_be_done: bool = False) -> None:
+        """Take back failed writes. If they `may_be_done`, only the ends: writing an end twice is harmless."""
+        ends = sum(len(write.ended) for write in self._due.values())
         for write in writes:
-            ended = write.ended if soon else []
-            if ended or write.amounts != NOTHING:
-                self._add(write.key, write.amounts, ended)
+            ended, amounts = write.ended[: MOST_ENDS - ends], NOTHING if may_be_done else write.amounts
+            ends += len(ended)
+            if ended or amounts != NOTHING:
+                self._add(write.key, amounts, ended)
 
     def written(self, writes: Iterable[QuotaWrite], *, now: float) -> None:
         """Note that these writes succeeded: their leases are renewed."""

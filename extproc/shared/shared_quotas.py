@@ -319,10 +319,12 @@ class Quotas:
 
     def _decided(self, ask: QuotaAsk, taken: Taken) -> QuotaVerdict:
         key, now = ask.key, self._clock()
+        limit = LIMITS[taken.refused - 1] if taken.refused else None
+        if limit is Limit.CONCURRENT_REQUESTS and (self._not_written is not None or self._writes.doubts(key)):
+            return self.alone(ask, "Redis may count requests that have ended", was_done=False)
         self._not_asked = None
         ask.is_answered = True
         key.share.note(taken.levels, key.terms, now=now)
-        limit = LIMITS[taken.refused - 1] if taken.refused else None
         wait = key.share.wait_for_an_end() if limit is Limit.CONCURRENT_REQUESTS else taken.wait_seconds
         if limit is None:
             self._admit(ask, taken=_amounts(ask), renewed_at=now)
@@ -382,7 +384,7 @@ class Quotas:
         while writes:
             portion, writes = writes[:WRITES_AT_ONCE], writes[WRITES_AT_ONCE:]
             if not await self._write(portion):
-                self._writes.put_back(writes, soon=False)
+                self._writes.put_back(writes)
                 return False
         if beat and self.problem is not None:
             return await self._is_back()
@@ -401,14 +403,15 @@ class Quotas:
                 replies = await self._link.request(b"".join(commands), replies=len(commands))
         except IndexUnavailableError as error:
             self._known_to_own = False  # after a failover the server may lack the script
-            self._writes.put_back(writes, soon=False)
+            self._writes.put_back(writes)
             return self._judge(str(error))
-        except TimeoutError:  # not put back: writing twice is worse than not at all
+        except TimeoutError:
+            self._writes.put_back(writes, may_be_done=True)
             return self._judge(f"no answer within {self._settings.beat_seconds:g} s")
         answers = [read_taken(reply) for reply in replies]
         refused = [(each, answer) for each, answer in zip(writes, answers, strict=True) if isinstance(answer, str)]
         is_forgotten = any("NOSCRIPT" in answer for _, answer in refused)
-        self._writes.put_back((each for each, _ in refused), soon=is_forgotten)
+        self._writes.put_back(each for each, _ in refused)
         ok = [each for each, answer in zip(writes, answers, strict=True) if isinstance(answer, Taken)]
         self._writes.written(ok, now=self._clock())
         self._known_to_own = not refused

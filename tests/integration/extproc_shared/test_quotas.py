@@ -515,6 +515,28 @@ async def test_a_frozen_redis_delays_no_request_beyond_the_deadline(
         redis_server.thaw()
 
 
+async def test_requests_that_end_while_redis_is_frozen_are_not_counted_afterwards(
+    replicas: Replicas, redis_server: RedisServer
+) -> None:
+    quota = Quota(concurrent_requests=3)
+    one = replicas.start(quota, settings=QuotaSettings(lease_seconds=4.0, timeout_seconds=0.02), timeout_seconds=0.02)
+    assert await one.admitted(3) == 3
+    redis_server.freeze()
+    try:
+        one.settle_all()
+        assert await one.admitted(3, prompts=()) == 3  # Redis takes them later, when they have ended
+        one.settle_all()
+        await until(lambda: one.quotas.facts()["writes_failing"], "a write has failed")
+    finally:
+        redis_server.thaw()
+    answered = 0
+    while answered < 20:
+        verdict = await one.asked()
+        assert verdict.allowed, verdict
+        answered += verdict.degraded is None
+        one.settle_all()
+
+
 async def test_a_full_redis_means_shares(replicas: Replicas, redis_server: RedisServer) -> None:
     one = replicas.start()
     await one.asked()

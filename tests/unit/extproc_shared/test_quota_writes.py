@@ -2,7 +2,7 @@
 
 from extproc.policy.priority import Quota
 from extproc.shared.quota import NOTHING, QuotaAsk, QuotaKey, quota_key
-from extproc.shared.quota_records import MOST_KEYS, QuotaWrite, QuotaWrites
+from extproc.shared.quota_records import MOST_ENDS, MOST_KEYS, QuotaWrite, QuotaWrites
 
 
 def key() -> QuotaKey:
@@ -65,18 +65,29 @@ def test_what_was_not_written_is_due_again_with_what_came_meanwhile() -> None:
     writes.ended(ask(one, b"1"), (0.0, 1.0, -5.0), has_lease=True)
     failed = writes.take(renew_before=0.0, most_members=10)
     writes.ended(ask(one, b"2"), (0.0, 1.0, 0.0), has_lease=True)
-    writes.put_back(failed, soon=True)
+    writes.put_back(failed)
 
     assert told(writes.take(renew_before=0.0, most_members=10)) == [(one, (0.0, 2.0, -5.0), [b"2", b"1"], [])]
 
 
-def test_while_redis_is_away_who_has_ended_is_forgotten() -> None:
+def test_of_a_write_that_may_be_done_the_ends_are_written_again() -> None:
     one, two, writes = key(), key(), QuotaWrites()
     writes.ended(ask(one, b"1"), (0.0, 1.0, -5.0), has_lease=True)
     writes.ended(ask(two, b"2"), NOTHING, has_lease=True)
-    writes.put_back(writes.take(renew_before=0.0, most_members=10), soon=False)
+    writes.put_back(writes.take(renew_before=0.0, most_members=10), may_be_done=True)
 
-    assert told(writes.take(renew_before=0.0, most_members=10)) == [(one, (0.0, 1.0, -5.0), [], [])]
+    assert told(writes.take(renew_before=0.0, most_members=10)) == [
+        (one, NOTHING, [b"1"], []),
+        (two, NOTHING, [b"2"], []),
+    ]
+
+
+def test_while_redis_is_away_only_so_many_ends_wait() -> None:
+    one, writes = key(), QuotaWrites()
+    for number in range(MOST_ENDS + 3):
+        writes.ended(ask(one, b"%d" % number), NOTHING, has_lease=True)
+    writes.put_back(writes.take(renew_before=0.0, most_members=500))
+    assert sum(len(each.ended) for each in writes.take(renew_before=0.0, most_members=500)) == MOST_ENDS
 
 
 def test_many_members_are_several_commands_and_the_amounts_are_in_one_only() -> None:
