@@ -39,6 +39,7 @@ _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_N
 _WATCHED = _GONE | zmq.EVENT_HANDSHAKE_SUCCEEDED
 _READABLE = int(zmq.POLLIN)  # plain integers: with pyzmq's enums the test would cost more than the call
 ROUNDS_WITHOUT_PROGRESS = 2
+ANSWER_LIMIT_SECONDS = 20.0  # for one replay; its rest is requested again
 PATIENCE_LIMIT = 4  # greatest factor on the deadlines of a slow publisher
 YIELD_EVERY = 256  # messages, so that other streams are served meanwhile
 
@@ -289,18 +290,19 @@ class ZmqReplaySource:
     async def replay(self, start_seq: int) -> ReplayAnswer:
         """Return all batches from `start_seq` on; request missing ones again as long as each round brings some."""
         history = History(start_seq)
-        fruitless = 0
+        fruitless, clock = 0, asyncio.get_running_loop().time
+        until = clock() + ANSWER_LIMIT_SECONDS
         while fruitless < ROUNDS_WITHOUT_PROGRESS and not history.is_full and not history.contradicts_itself:
             before = len(history)
-            is_answered = await self._round(history)
-            if history.is_complete or not is_answered:
+            is_answered = await self._round(history, until=until)
+            if history.is_complete or not is_answered or clock() >= until:
                 break
             fruitless = 0 if len(history) > before else fruitless + 1
         # a slow publisher must not be asked again and again for batches that it is still about to send
         self._patience = 1 if history.ended else min(self._patience * 2, PATIENCE_LIMIT)
         return history.answer()
 
-    async def _round(self, history: History) -> bool:
+    async def _round(self, history: History, *, until: float) -> bool:
         """Ask once, from the first hole on; tell whether anything was answered."""
         socket = self._context.socket(zmq.DEALER)
         try:
@@ -313,7 +315,7 @@ class ZmqReplaySource:
             socket.send_multipart(replay_request(history.next_seq), zmq.NOBLOCK)
             signals = SocketSignals(socket)
             try:
-                return await self._receive(socket, signals, history)
+                return await self._receive(socket, signals, history, until=until)
             finally:
                 signals.close()
         except zmq.ZMQError:
@@ -321,7 +323,9 @@ class ZmqReplaySource:
         finally:
             socket.close(linger=0)
 
-    async def _receive(self, socket: "zmq.Socket[bytes]", signals: SocketSignals, history: History) -> bool:
+    async def _receive(
+        self, socket: "zmq.Socket[bytes]", signals: SocketSignals, history: History, *, until: float
+    ) -> bool:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._first_answer_seconds * self._patience
         received, last_hole = 0, history.last_hole()
@@ -346,7 +350,7 @@ class ZmqReplaySource:
                 self._on_malformed()
                 continue
             if history.add(frame):
-                deadline = clock() + self._silence_seconds * self._patience
+                deadline = min(clock() + self._silence_seconds * self._patience, until)
             if last_hole is not None and frame.seq > last_hole:
                 break
         return received > 0

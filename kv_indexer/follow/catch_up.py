@@ -56,6 +56,7 @@ class RecoveryPolicy:
     """How hard to try."""
 
     attempts_without_progress: int = 3  # replays without news before a batch counts as lost for good
+    replay_limit_seconds: float = 60.0  # for all of a history: a publisher that takes longer counts as silent
     batches_per_change: int = 64  # maximum applied in one atomic step
     idle_seconds: float = 1.0  # without a batch; then the stored position is checked
     idle_probes: int = 1  # idle periods before the publisher is asked for missed batches
@@ -136,7 +137,9 @@ class CatchUp:
         probe = probe and self._applier.position.last_seq >= 0
         fruitless = 0
         answered, mute = False, self.is_silent  # one attempt is enough for a publisher that was silent last time
-        while fruitless < self._policy.attempts_without_progress:
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._policy.replay_limit_seconds
+        while fruitless < self._policy.attempts_without_progress and clock() < until:
             asked = self._applier.position
             answer = await self._ask(self._replay, asked.last_seq + (not probe), beside_live=beside_live)
             if not answered and not _says_something(answer):
@@ -164,6 +167,8 @@ class CatchUp:
                 # behind the last hole, not the first: each hole voids everything before it
                 await self.give_up_before(answer.whole_from or answer.next_seq, TRUNCATED)
                 fruitless, probe = 0, False
+        else:
+            answered = answered and clock() < until
         self._note_answer(answered)
 
     async def close_gap(self, seq: int) -> None:

@@ -32,6 +32,15 @@ class HangingPod(FakePod):
         self.hangs = True
 
 
+class DrippingPod(FakePod):
+    """Its replay brings one batch at a time, without end."""
+
+    async def replay(self, start_seq: int) -> ReplayAnswer:
+        self.requests.append(start_seq)
+        await asyncio.sleep(0.001)
+        return ReplayAnswer(frames=(frame(start_seq, stored(start_seq + 1)),), ended=False)
+
+
 @pytest.fixture
 def bench() -> Bench:
     bench = Bench()
@@ -64,6 +73,17 @@ async def test_a_gap_that_shows_while_a_replay_is_under_way_is_closed_first(benc
     await bench.follow(pod)
 
     assert (await bench.matched(), bench.telemetry.gaps, bench.states()[-1]) == (5, 1, (LIVE, ""))
+
+
+async def test_a_replay_without_end_leaves_the_stream_to_its_live_batches() -> None:
+    bench = Bench()
+    bench.policy = RecoveryPolicy(heal_seconds=1e9, replay_limit_seconds=0.1)
+    far = 1 << 40
+    pod = DrippingPod(live=[[frame(far, stored(1, 2, 3))], []])
+
+    await bench.follow(pod)
+
+    assert (await bench.matched(), bench.states()[-1]) == (3, (DEGRADED, "replay-unanswered"))
 
 
 async def test_a_gap_is_given_up_at_once_where_the_publisher_did_not_answer_the_last_time(bench: Bench) -> None:
