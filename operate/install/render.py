@@ -32,6 +32,7 @@ from operate.install.pod_parts import revision_label
 from operate.install.shipped_files import read_dashboards, read_rules
 from operate.install.workloads import indexer_objects, picker_objects, rbac_objects, redis_objects
 
+POD_SECURITY = "pod-security.kubernetes.io/"
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 DNS_NAME = re.compile(rf"{DNS_LABEL.pattern}(\.{DNS_LABEL.pattern})*")
 KINDS_OF_REDIS = ("", "+sentinel", "+cluster")
@@ -89,7 +90,8 @@ class _Plain(yaml.SafeDumper):
 def _namespace(plan: InstallPlan) -> Document:
     # without the CNI plugin, sidecars need an init container that sets up iptables
     standard = "privileged" if plan.membership is MeshMembership.SIDECAR else "restricted"
-    labels = {NAME: plan.namespace, **OWNED, "pod-security.kubernetes.io/enforce": standard, **revision_label(plan)}
+    security = {f"{POD_SECURITY}{mode}": "restricted" for mode in ("warn", "audit")}
+    labels = {NAME: plan.namespace, **OWNED, f"{POD_SECURITY}enforce": standard, **security, **revision_label(plan)}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": plan.namespace, "labels": labels}}
 
 
