@@ -5,6 +5,7 @@ into pieces of a few milliseconds, because Redis serves no other client meanwhil
 Stream names are bytes as in Redis, for the same reason. `docs/reference/redis.md` states the rule.
 """
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ import msgspec
 from kvmesh.blocks.source import Claim, Stream
 from kvmesh.redis.link import RedisCalls
 from kvmesh.redis.scripts import BEAT, DROP_STREAM, PULSE, RELEASE, SETTLE, SURVEY
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2  # after this time without a heartbeat, readers consider all indexers dead
 PULSE_OF_LEASE = 0.3  # duration of a pulse in leases: cheap to renew often, so that a death is noticed soon
@@ -202,7 +205,7 @@ class RedisLeaseBook:
 
     async def _beat(self) -> tuple[float, Sequence[bytes], Sequence[bytes], AbstractSet[str]]:
         """Return Redis' time in ms, all streams' names, the other indexers' records, and silent indexers' names."""
-        now, names, others, silent = await self._redis.run(
+        now, names, others, silent, foreign = await self._redis.run(
             BEAT,
             self._indexer,
             self._lease_ms,
@@ -213,6 +216,8 @@ class RedisLeaseBook:
             self._asked.names_json,
             self._pulse_ms,
         )
+        for key in _texts(foreign):
+            log.error("%s was of another type; it is deleted, and replay rebuilds the index", key)
         return float(now), names, others, _texts(silent)
 
     async def _look(self, names: Sequence[bytes], *, checked: int | None = None) -> LeaseView:

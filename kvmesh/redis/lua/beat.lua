@@ -1,7 +1,15 @@
 -- One indexer's beat: say that it lives, what it answers for and what it could follow; forget indexers that are gone.
 -- ARGV: indexer, lease ms, ms that a silent indexer's endpoints are remembered, random nonce, heartbeat seconds,
 --   endpoints (JSON list), names of the streams that it could follow (JSON list), ms that its pulse lasts.
--- Returns {now in ms, names of all streams, {indexer, record, …}, names of those whose pulse has ended}.
+-- Returns {now in ms, names of all streams, {indexer, record, …}, names of those whose pulse has ended, deleted keys}.
+local foreign = {}
+for _, key in ipairs({REGISTRY, SLOTS, STREAMS, INDEXERS, PULSES}) do
+  local kind = call('TYPE', key).ok
+  if kind ~= 'none' and kind ~= (key == STREAMS and 'set' or 'hash') then
+    call('UNLINK', key) -- the streams are rebuilt as after its loss
+    foreign[#foreign + 1] = key
+  end
+end
 local now = now_ms()
 call('HSETNX', REGISTRY, 'nonce', ARGV[4])
 call('SET', P .. 'heartbeat', math.floor(now / 1000), 'EX', ARGV[5])
@@ -31,4 +39,4 @@ local still = {}
 for indexer, ends in pairs(pulses()) do
   if ends <= now then still[#still + 1] = indexer end
 end
-return {format('%.0f', now), call('SMEMBERS', STREAMS), answer, still}
+return {format('%.0f', now), call('SMEMBERS', STREAMS), answer, still, foreign}

@@ -124,6 +124,26 @@ async def test_what_was_published_before_the_indexer_came_is_replayed(mesh: Mesh
             await mesh.becomes({pod: 1})
 
 
+@pytest.mark.parametrize("key", ["registry", "slots", "streams", "indexers", "pulses"])
+async def test_a_key_of_another_type_is_deleted_and_the_index_rebuilt(
+    mesh: Mesh, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pod = await mesh.pod()
+    async with mesh.indexer(pod):
+        await pod.publish(stored(1, 2, 3))
+        await mesh.becomes({pod: 3})
+        client = mesh.redis.client()
+        client.delete("{kv2}" + key)
+        client.set("{kv2}" + key, "foreign")
+
+        async def is_named() -> bool:
+            return f"{{kv2}}{key} was of another type" in caplog.text
+
+        await eventually(is_named, True)
+        await pod.publish(stored(4, parent=3))
+        await mesh.becomes({pod: 4})
+
+
 async def test_two_stores_need_two_removals(mesh: Mesh) -> None:
     pod = await mesh.pod()
     async with mesh.indexer(pod):
