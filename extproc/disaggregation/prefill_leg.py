@@ -11,10 +11,10 @@ from typing import Self
 import msgspec
 
 from extproc.choosing.endpoint_health import Outcome, outcome_of_headers
+from extproc.disaggregation.leg_answers import LegAnswerError
 from extproc.disaggregation.leg_body import prefill_body
 from extproc.disaggregation.transfer_protocols import (
     Fields,
-    LegAnswerError,
     LegNames,
     LegOutcome,
     TransferProtocol,

@@ -9,10 +9,12 @@ the engines.
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import UNSET, Meta
 
+from extproc.disaggregation.leg_answers import LegAnswerError, NixlAnswer, PhaseAnswer, Text, checked, read, require_own
 from extproc.pods.pod_ranks import RANK_HEADER
 from extproc.policy.disaggregation import Disaggregation, Protocol
 from extproc.requests.client_body import (
@@ -22,7 +24,6 @@ from extproc.requests.client_body import (
     KV_PARAMETERS,
     PHASE_PARAMETERS,
 )
-from extproc.requests.json_edit import JsonObject
 from extproc.requests.request import ApiKind
 
 # With these headers a client could choose ranks, pods, blocks or its place in an engine's queue. llm-d's sidecar obeys
@@ -54,10 +55,6 @@ class LegOutcome(StrEnum):
     LATE = "late"  # in a race: it answered after the winner; its engine keeps the blocks until they expire
 
 
-class LegAnswerError(Exception):
-    """A prefill pod's answer cannot be used; the message says why."""
-
-
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of a prefill pod, as its bootstrap server names it."""
 
@@ -71,6 +68,8 @@ class LegNames(msgspec.Struct, frozen=True, kw_only=True):
     host: str  # of the prefill pod, IPv6 in brackets
     bootstrap_port: int
     number: int  # random per transfer, in [LEAST_NUMBER, MOST_NUMBER)
+    side_channel_hosts: tuple[str, ...] = ()  # that the pod may name beside its own
+    claim: Callable[[str], None]  # note the pod's engine id; raises LegAnswerError if it is another pod's
     engine: Engine | None = None  # only if the protocol `asks_bootstrap`
 
 
@@ -89,14 +88,6 @@ class TransferProtocol(msgspec.Struct, frozen=True, kw_only=True):
 
 # --- NIXL -------------------------------------------------------------------------------------------------------------
 
-# the decode request's fields, from the prefill pod's answer; a null field crashes vLLM's engine
-_NIXL_TYPES: Mapping[str, type] = {
-    "remote_block_ids": list,
-    "remote_engine_id": str,
-    "remote_request_id": str,
-    "remote_host": str,
-    "remote_port": int,
-}
 _ASK_NIXL = msgspec.json.encode(
     {
         "do_remote_decode": True,
@@ -113,23 +104,23 @@ class _KvAnswer(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def _nixl_hands_over(_: LegNames, content: bytes) -> Fields:
-    """Return the answer's own parameters, unchanged.
+def _nixl_hands_over(names: LegNames, content: bytes) -> Fields:
+    """Return the answer's own parameters.
 
     The prefill pod keeps the blocks until the decode pod has fetched them, for at most 30 s. The parameters are good
     for one fetch only: the decode pod's notification frees the blocks, and a second fetch would silently read whatever
     has replaced them.
     """
-    raw = _read(content, _KvAnswer).kv_transfer_params
-    said = _read(raw, Any)
-    if not isinstance(said, dict):
-        raise LegAnswerError(f"its answer has no {KV_PARAMETERS}: it runs without a connector, or with another one")
-    lacking = [name for name, kind in _NIXL_TYPES.items() if type(said.get(name)) is not kind]
-    if lacking or said.get("do_remote_prefill") is not True:
-        raise LegAnswerError(f"its answer's {KV_PARAMETERS} lack {', '.join(lacking) or 'do_remote_prefill'}")
-    if said.get("transfer_mode", "pull") != "pull":
-        raise LegAnswerError(f"it hands its cache over in mode {str(said['transfer_mode'])[:40]!r}; pull is understood")
-    return {KV_PARAMETERS: bytes(raw)}
+    said, fields = checked(read(content, _KvAnswer).kv_transfer_params, NixlAnswer, KV_PARAMETERS)
+    if not said.do_remote_prefill or said.do_remote_decode:
+        raise LegAnswerError(f"its answer's {KV_PARAMETERS} lack do_remote_prefill, or have do_remote_decode")
+    if said.transfer_mode not in ("pull", UNSET):
+        raise LegAnswerError(f"it hands its cache over in mode {str(said.transfer_mode)[:40]!r}; pull is understood")
+    if len({type(each) for each in said.remote_block_ids}) > 1:
+        raise LegAnswerError(f"its answer's {KV_PARAMETERS} mix block ids and lists of them")
+    require_own(said.remote_host, own=names.host, declared=names.side_channel_hosts)
+    names.claim(said.remote_engine_id)
+    return {KV_PARAMETERS: msgspec.json.encode(fields)}
 
 
 # --- Mooncake ---------------------------------------------------------------------------------------------------------
@@ -145,12 +136,15 @@ class _ChoicesAnswer(msgspec.Struct):
 
 
 class _Rank(msgspec.Struct):
-    engine_id: str
+    engine_id: Text
+
+
+_Ranks = Annotated[dict[Annotated[str, Meta(pattern=r"^[0-9]{1,4}\Z")], _Rank], Meta(max_length=1024)]
 
 
 def engine_of(content: bytes, *, number: int) -> Engine:
     """Return one of the ranks in a bootstrap server's `/query` answer, picked by `number`. Raise LegAnswerError."""
-    ranks = _read(content, dict[str, _Rank])
+    ranks = read(content, _Ranks)
     if not ranks:
         raise LegAnswerError("its bootstrap server knows no engine yet")
     rank = sorted(ranks)[number % len(ranks)]
@@ -168,8 +162,9 @@ def _mooncake_hands_over(names: LegNames, content: bytes) -> Fields:
     vLLM keeps the blocks for 480 s if the answer reached its limit of one token. After any other finish reason, a
     decode pod would wait that long in vain.
     """
-    _require_limit_reached(_read(content, _ChoicesAnswer))
+    _require_limit_reached(read(content, _ChoicesAnswer))
     assert names.engine is not None, "it was asked for"
+    names.claim(names.engine.engine_id)
     said = {
         "do_remote_decode": False,
         "do_remote_prefill": True,
@@ -196,7 +191,7 @@ def _require_limit_reached(answer: _ChoicesAnswer, *reasons: str) -> _Choice:
 
 def _store_hands_over(_: LegNames, content: bytes) -> Fields:
     """Return no fields: the decode pod finds the prefill pod's blocks in the store by their tokens."""
-    _read(content, _KvAnswer)
+    read(content, _KvAnswer)
     return {}
 
 
@@ -222,16 +217,14 @@ def _context_phase(names: LegNames) -> Fields:
 
 def _generation_phase(names: LegNames, content: bytes) -> Fields:
     """Return the generation phase's parameters from the context phase: its first token and the cache's state."""
-    choice = _require_limit_reached(_read(content, _ChoicesAnswer), "not_finished")
-    said = _read(choice.disaggregated_params, Any)
-    if not isinstance(said, dict):
-        raise LegAnswerError(f"its answer has no {PHASE_PARAMETERS}: it is no context server")
-    lacking = [name for name in ("ctx_request_id", "first_gen_tokens") if not said.get(name)]
-    if lacking:
-        raise LegAnswerError(f"its answer's {PHASE_PARAMETERS} lack {', '.join(lacking)}")
-    number = msgspec.json.encode(names.number)
-    changes = {"request_type": b'"generation_only"', "disagg_request_id": number}
-    return {PHASE_PARAMETERS: JsonObject(bytes(choice.disaggregated_params)).replaced(changes)}
+    choice = _require_limit_reached(read(content, _ChoicesAnswer), "not_finished")
+    said, fields = checked(choice.disaggregated_params, PhaseAnswer, PHASE_PARAMETERS)
+    if said.ctx_info_endpoint:
+        host, _, port = said.ctx_info_endpoint.rpartition("/")[2].rpartition(":")
+        told = host if int(port) <= 65_535 else said.ctx_info_endpoint
+        require_own(told, own=names.host, declared=names.side_channel_hosts)
+    changes = {"request_type": "generation_only", "disagg_request_id": names.number}
+    return {PHASE_PARAMETERS: msgspec.json.encode(fields | changes)}
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -281,10 +274,3 @@ def protocol_of(policy: Disaggregation) -> TransferProtocol | None:
 def removed_headers(headers: Mapping[str, str]) -> tuple[str, ...]:
     """Return the client headers to strip: they could steer the request."""
     return tuple([name for name in CLIENT_HEADERS if name in headers])
-
-
-def _read(content: bytes | msgspec.Raw, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LegAnswerError(f"its answer cannot be read: {error}") from error

@@ -18,6 +18,7 @@ from extproc.policy.schema import (
     Section,
     Share,
     about,
+    matching,
 )
 
 
@@ -63,6 +64,9 @@ UNRACED = (Protocol.SGLANG, Protocol.SIDECAR)
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 LabelName = Annotated[Name, about("a label of pods")]
+SideChannelHost = Annotated[
+    str, matching(r"^[-0-9A-Za-z._:]+(/[0-9]{1,3})?$", "a host's name, an address or a network", most=253)
+]
 LabelValue = Annotated[str, Meta(max_length=63), about("exact value")]
 
 
@@ -98,6 +102,11 @@ class Disaggregation(Section, frozen=True, kw_only=True):
     enabled: Annotated[bool, about("let prefill pods compute prompts for decode pods")] = False
     protocol: Annotated[Protocol, about("protocol of the KV transfer")] = Protocol.NIXL
     bootstrap_port: Annotated[Port, about("mooncake, sglang: port of the prefill pods' bootstrap server")] = 8998
+    side_channel_hosts: Annotated[
+        tuple[SideChannelHost, ...],
+        Meta(max_length=16),
+        about("nixl, trtllm: further hosts and networks of the prefill pods' side channels"),
+    ] = ()
     prefill_selector: Annotated[
         Mapping[LabelName, LabelValue],
         Meta(max_length=16),

@@ -9,13 +9,15 @@ needs both pods at the same time, the leg runs alongside its request and ends wi
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 import msgspec
 
 from extproc.admission.asked_request import CONTENT_ENCODING
 from extproc.admission.prepared_request import Picked, Prepared
 from extproc.choosing.choose import Choice, PoolView, open_prefillers
+from extproc.disaggregation.leg_answers import EngineIds
 from extproc.disaggregation.leg_body import cannot_be_split, decode_body
 from extproc.disaggregation.offload import Verdict
 from extproc.disaggregation.prefill_leg import LegError, LegRequest, run_leg
@@ -88,6 +90,7 @@ class PrefillLegs:
         self._clock = clock
         self._pages = pages
         self._draw = draw
+        self._engines = EngineIds()
         self.beside: set[asyncio.Task[None]] = set()  # legs that run alongside their requests
 
     def book(self, picked: Picked, exchange: BookedExchange) -> PrefillWork | None:
@@ -154,9 +157,10 @@ class PrefillLegs:
             return
         _hand_over(work, exchange, work.fields, work.won.place)
 
-    def keep_endpoints(self, endpoints: Iterable[str]) -> None:
-        """Close the connections to all other endpoints."""
+    def keep_endpoints(self, endpoints: Collection[str]) -> None:
+        """Forget all other endpoints, and close their connections."""
         self._pages.keep(endpoints)
+        self._engines.keep(map(pod_of, endpoints))
 
     def close(self) -> None:
         """Cancel the legs that run alongside requests, and close the connections to prefill pods."""
@@ -207,6 +211,8 @@ class PrefillLegs:
                 host=place.endpoint.rpartition(":")[0],
                 bootstrap_port=work.plan.policy.bootstrap_port,
                 number=LEAST_NUMBER + self._draw(MOST_NUMBER - LEAST_NUMBER),
+                side_channel_hosts=work.plan.policy.side_channel_hosts,
+                claim=partial(self._engines.claim, pod_of(place.endpoint)),
             ),
             booking=self._book(place, work.picked),
             began=self._clock(),
@@ -348,7 +354,8 @@ def _hand_over(work: PrefillWork, exchange: BookedExchange, fields: Fields, plac
 
 
 def _leg_headers(facts: RequestFacts, set_headers: Mapping[str, str]) -> Mapping[str, str]:
-    headers = {"x-request-id": facts.request_id} if facts.request_id else {}
+    name = facts.request_id  # part of the answer's request id, which has bounds
+    headers = {"x-request-id": name} if name.isascii() and name.isprintable() and 0 < len(name) <= 256 else {}
     if facts.traceparent is not None:
         headers["traceparent"] = facts.traceparent
     return {**headers, **set_headers}

@@ -6,6 +6,7 @@ sends its answer in crumbs is read at most a hundred times per second.
 """
 
 import asyncio
+import re
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -22,6 +23,7 @@ CONNECT_SECONDS = 2.0
 READS_AT_ONCE = 64  # of one answer, plus one for each KiB of it: networks usually bring more in one read
 BYTES_A_READ = 1 << 10
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_CONTROLS = re.compile(r"[\0-\x08\n-\x1f\x7f]")  # all but the tab
 CRUMB_SECONDS = 0.01  # between two reads of an answer in smaller pieces
 
 
@@ -55,8 +57,10 @@ class PodHttp:
     ) -> HttpResponse:
         """Return the pod's answer to this JSON; the request may be sent twice. Raise as `get` does.
 
-        `headers` are additional; their values must be single lines.
+        `headers` are additional. HttpResponseError: a value has control characters, and nothing was sent.
         """
+        if unsafe := [name for name, value in headers.items() if _CONTROLS.search(value)]:
+            raise HttpResponseError(f"the value of the header {unsafe[0]} has control characters: it was not sent")
         further = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         head = f"POST {path}{self._head}{self._shown()}{further}{length}"

@@ -16,7 +16,7 @@ from tests.sglang.environment import ensure_sglang, without_gpu
 from tests.vllm.environment import ensure_environment
 
 SGLANG = PROTOCOLS[Protocol.SGLANG]
-NAMES = LegNames(host="[fd00::1]", bootstrap_port=8998, number=1 << 62)
+NAMES = LegNames(host="[fd00::1]", bootstrap_port=8998, number=1 << 62, claim=print)
 TALK = [{"role": "user", "content": "hi"}]
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": TALK, "max_tokens": 9, "stream_options": {"include_usage": True}}),

@@ -14,7 +14,7 @@ from extproc.requests.json_edit import JsonObject
 from extproc.requests.openai import parse_request
 from tests.vllm.environment import VllmEnvironment, offline
 
-NAMES = LegNames(host="10.0.0.1", bootstrap_port=8998, number=5, engine=Engine(engine_id="engine-0"))
+NAMES = LegNames(host="10.0.0.1", bootstrap_port=8998, number=5, claim=print, engine=Engine(engine_id="engine-0"))
 TALK = [{"role": "user", "content": "hi"}]
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": TALK, "max_completion_tokens": 9, "stream": True}),

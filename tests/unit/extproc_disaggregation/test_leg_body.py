@@ -14,7 +14,7 @@ from extproc.requests.openai import parse_request
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, GENERATE = "/v1/messages", "/inference/v1/generate"
 TALK = [{"role": "user", "content": "hi"}]
-NAMES = LegNames(host="10.0.0.1", bootstrap_port=8998, number=5)
+NAMES = LegNames(host="10.0.0.1", bootstrap_port=8998, number=5, claim=print)
 ROOM = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 5}
 SEARCH = {"type": "web_search_preview"}
 FUNCTION = {"type": "function", "name": "f", "parameters": {}}

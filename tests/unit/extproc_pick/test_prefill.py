@@ -40,10 +40,23 @@ PARAMETERS = {
     **{"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[4]], "remote_engine_id": "e"},
     **{"remote_request_id": "r", "remote_host": "10.0.0.1", "remote_port": 5600},
 }
-ANSWER = HttpResponse(
-    status=200, body=json.dumps({"kv_transfer_params": PARAMETERS}).encode(), keep_alive=True
-)  # fmt: skip
-ALWAYS = Disaggregation(enabled=True, rule=OffloadRule.ALWAYS)
+
+
+def answer_with(**changes: Any) -> HttpResponse:
+    """Return a prefill pod's answer with these parameters changed."""
+    body = json.dumps({"kv_transfer_params": PARAMETERS | changes}).encode()
+    return HttpResponse(status=200, body=body, keep_alive=True)
+
+
+ANSWER = answer_with()
+ALWAYS = Disaggregation(enabled=True, rule=OffloadRule.ALWAYS, side_channel_hosts=("10.0.0.1",))
+HOSTILE: tuple[dict[str, Any], ...] = (
+    {"remote_host": "169.254.169.254"},
+    {"remote_port": -5},
+    {"remote_port": 10**30},
+    {"remote_block_ids": [[[4]]]},
+    {"remote_engine_id": "e\r\nx-evil: 1"},
+)
 Reply = HttpResponse | Exception | Callable[[], Awaitable[HttpResponse]]
 
 
@@ -142,6 +155,7 @@ async def test_the_prompt_is_computed_by_the_prefill_pod_and_fetched_by_the_deco
         (HttpResponse(status=302, body=b"", keep_alive=True), "failed"),
         (HttpResponse(status=400, body=b"", keep_alive=True), "refused"),
         (HttpResponse(status=200, body=b"{}", keep_alive=True), "unreadable"),
+        *((answer_with(**changes), "unreadable") for changes in HOSTILE),
         (ConnectionRefusedError(), "failed"),
         (TimeoutError(), "timed-out"),
         (HttpResponseError("the body is longer than 1048576 bytes"), "failed"),
@@ -204,6 +218,27 @@ async def test_a_decode_pod_that_goes_during_the_leg_is_replaced_and_the_other_o
     assert json.loads(exchange.body or b"")["kv_transfer_params"] == PARAMETERS
     exchange.finish()
     assert (booked(pool), pool.books.open_requests) == ({}, 0)
+
+
+async def test_a_pod_that_names_another_pods_engine_is_followed_by_the_next() -> None:
+    pods = PrefillPods(p1=ANSWER, p2=ANSWER)  # the same engine id
+    pool = split_pool(pods, "p1", "p2", "d", held={"p1": 3})
+    (await pick(facts(), chat(), pool)).finish()
+    pods.replies["p1"] = HttpResponse(status=503, body=b"", keep_alive=True)
+    exchange = await pick(facts(), chat(), pool)
+    assert exchange.body is None
+    problems = [end.problem for end in exchange.legs]
+    assert any("names the engine of p1" in problem for problem in problems), problems
+    exchange.finish()
+
+
+@pytest.mark.parametrize("name", ["", "a\tb", "a\r\nx-evil: 1", "é", "x" * 257])
+async def test_a_clients_request_id_that_no_answer_may_have_reaches_no_prefill_pod(name: str) -> None:
+    pods = PrefillPods(p=ANSWER)
+    exchange = await pick(facts(request_id=name), chat(), split_pool(pods, "p", "d"))
+    ((_, _, _, headers),) = pods.asked
+    assert "x-request-id" not in headers
+    exchange.finish()
 
 
 async def test_a_decision_shows_both_sides_numbers() -> None:

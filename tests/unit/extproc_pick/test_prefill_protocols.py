@@ -19,6 +19,7 @@ from tests.unit.extproc_pick.test_prefill import PrefillPods, Reply, booked, cou
 LENGTH = HttpResponse(status=200, body=b'{"choices": [{"finish_reason": "length"}]}', keep_alive=True)
 STOP = HttpResponse(status=200, body=b'{"choices": [{"finish_reason": "stop"}]}', keep_alive=True)
 ENGINE = HttpResponse(status=200, body=b'{"0": {"engine_id": "e0"}, "1": {"engine_id": "e1"}}', keep_alive=True)
+EVIL_RANKS = b'{"0\\r\\nx-evil: 1": {"engine_id": "e0"}, "1\\r\\nx-evil: 1": {"engine_id": "e1"}}'
 
 
 class BootstrapPods(PrefillPods):
@@ -76,6 +77,7 @@ async def test_mooncakes_bootstrap_server_names_the_engine_and_the_leg_goes_to_i
         (TimeoutError(), LENGTH, "timed-out"),
         (HttpResponse(status=404, body=b"", keep_alive=True), LENGTH, "refused"),
         (HttpResponse(status=200, body=b"{}", keep_alive=True), LENGTH, "unreadable"),
+        (HttpResponse(status=200, body=EVIL_RANKS, keep_alive=True), LENGTH, "unreadable"),
         (ENGINE, STOP, "unreadable"),
     ],
 )

@@ -13,11 +13,12 @@ from extproc.ledger.access_log import AccessRecord, add_end
 from extproc.ledger.facts import Decided, Ended
 from extproc.pages.decision_state import decision_state
 from extproc.pick import pick
-from extproc.policy.disaggregation import Disaggregation, OffloadRule
+from extproc.policy.disaggregation import Disaggregation
 from extproc.pools.booked_exchange import BookedExchange
 from kvmesh.pods.http_response import HttpResponse
 from tests.unit.extproc_pick.pick_fakes import ShownPool, chat, explained, facts
 from tests.unit.extproc_pick.test_prefill import (
+    ALWAYS,
     ANSWER,
     PARAMETERS,
     PrefillPods,
@@ -28,7 +29,7 @@ from tests.unit.extproc_pick.test_prefill import (
     split_pool,
 )
 
-RACES = Disaggregation(enabled=True, rule=OffloadRule.ALWAYS, race_share=1.0, race_ttft_seconds=10.0)
+RACES = replace(ALWAYS, race_share=1.0, race_ttft_seconds=10.0)
 FAILS = HttpResponse(status=500, body=b"", keep_alive=True)
 
 
