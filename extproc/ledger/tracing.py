@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -35,6 +34,7 @@ from extproc.disaggregation.transfer_protocols import LegOutcome
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.ledger.facts import Decided, Ended, LegEnd, RequestOutcome, SpanContext
 from extproc.ledger.ledger import Throttle
+from extproc.ledger.otlp_exporter import span_exporter
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _INVALID_VERSION, _CURRENT_VERSION = "ff", "00"
@@ -131,7 +131,7 @@ class ExchangeTraces:
         self._share = share
         self._open: dict[int, _Pick] = {}  # by exchange number; bounded by the open exchanges
         self._over: deque[tuple[_Pick, Ended | None]] = deque()
-        self._exporter = exporter or OTLPSpanExporter(endpoint=otlp_endpoint, timeout=EXPORT_SECONDS)
+        self._exporter = exporter or span_exporter(otlp_endpoint, timeout_seconds=EXPORT_SECONDS)
         self._endpoint = otlp_endpoint
         self._spans = _Spans()
         self._pause_seconds = pause_seconds

@@ -18,6 +18,7 @@ from extproc.policy.model_tokens import NOT_SEEN
 from extproc.policy.resource import explained_spec, resource_text, target_of
 from extproc.reach.mesh_policy import MeshPolicy, PolicyTargetError
 from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.bounded_answer import read_within
 from kvmesh.documents.documents import ClusterAccess, DocumentSource, Snapshot
 from kvmesh.documents.sources import FolderSource, kubernetes_source
 from kvmesh.plain_text import printable
@@ -42,7 +43,7 @@ async def ask_picker(
                 allow_redirects=False,
             ) as response,
         ):
-            answer = msgspec.json.decode(await response.read())
+            answer = msgspec.json.decode(await read_within(response))
             if response.status == 404 and isinstance(answer, dict) and "error" in answer:
                 raise PolicyTargetError(str(answer["error"]))
             if response.status in {401, 403, 429, 503}:

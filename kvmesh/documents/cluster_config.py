@@ -118,6 +118,7 @@ class ClusterConfig:
         for name in dict(self.headers):
             request.headers.pop(name, None)
         request.headers = httpx2.Headers([*request.headers.multi_items(), *self.headers])
+        request.headers["Accept-Encoding"] = "identity"
         if self.server_name is not None:
             request.extensions["sni_hostname"] = self.server_name
 

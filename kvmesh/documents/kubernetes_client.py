@@ -19,6 +19,7 @@ from lightkube.config import client_adapter
 from lightkube.core.resource import ApiInfo
 from lightkube.generic_resource import GenericNamespacedResource, GenericNamespacedStatus, create_api_info
 
+from kvmesh.documents.bounded_stream import bound
 from kvmesh.documents.cluster_config import ClusterConfig, read_cluster_config
 from kvmesh.documents.document_kinds import DocumentKind
 from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
@@ -104,7 +105,7 @@ class Connection:
         If it is unknown, because it does not answer or we may not ask, it counts as starting.
         """
         try:
-            async with await asyncio.to_thread(_open_http, self._access) as http:
+            async with await asyncio.to_thread(_open_http, self._access) as http, asyncio.timeout(REQUEST_SECONDS):
                 return (await http.get("/readyz")).status_code != 200
         except Exception:  # any client error means that it is not ready for us
             return True
@@ -213,10 +214,10 @@ class _WatchTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         self._config.dress(request)
         if request.url.params.get("watch") != "true":
-            return await self._inner.handle_async_request(request)
+            return bound(await self._inner.handle_async_request(request))
         request.url = request.url.copy_merge_params({"allowWatchBookmarks": "true"})
         await self._pace(request.url.path)
-        response = await self._inner.handle_async_request(request)
+        response = bound(await self._inner.handle_async_request(request), is_watch=True)
         granted = watch_granted.get()
         if response.status_code == 200 and granted is not None:
             granted()

@@ -13,12 +13,12 @@ import aiohttp
 import msgspec
 
 from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.bounded_answer import read_within
 from kvmesh.errors import SettingError
 from kvmesh.pods.http_response import HttpResponseError
 from kvmesh.pods.pod_http import PodPages
 from kvmesh.pods.pod_key import PodKey
 
-ANSWER_LIMIT_BYTES = 64 << 20  # for Envoy's config dump in a large mesh
 POD_ANSWER_BYTES = 256 << 10  # decoding a list of this size takes 1 ms
 HALF_A_SECOND = 0.5  # mean error of a Date header, which has whole seconds
 CONNECTIONS = 64  # concurrent
@@ -103,12 +103,8 @@ class Client:
                 method = "GET" if post is None else "POST"
                 async with self.http.request(method, url, data=post, headers=headers, **shown) as answer:
                     ahead = _clock_ahead(answer.headers.get("Date"), began=began, ended=time.time())
-                    body = bytearray()
-                    async for chunk in answer.content.iter_any():
-                        body += chunk
-                        if len(body) > ANSWER_LIMIT_BYTES:
-                            return Page(problem=f"its answer is longer than {ANSWER_LIMIT_BYTES} bytes")
-                    return Page(status=answer.status, body=bytes(body), clock_ahead_seconds=ahead)
+                    body = await read_within(answer)
+                    return Page(status=answer.status, body=body, clock_ahead_seconds=ahead)
         except TimeoutError:
             return Page(problem=f"no answer within {self.timeout_seconds:g} s")
         except aiohttp.ClientConnectorError as error:

@@ -22,6 +22,7 @@ from extproc.settings.config import PickerSettings
 from extproc.settings.running_mesh import running_meshes
 from extproc.settings.shown_settings import ShownSettings, files_of, taken_over, without
 from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.bounded_answer import read_within
 from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError, Snapshot
 from kvmesh.documents.pool_resolver import resolve_pools
 from kvmesh.errors import SettingError
@@ -109,7 +110,7 @@ async def _ask(url: str, *, login: AdminLogin, timeout_seconds: float) -> ShownS
             aiohttp.ClientSession(timeout=timeout) as session,
             session.get(page, headers=headers, ssl=tls, allow_redirects=False) as response,
         ):
-            content = await response.read()
+            content = await read_within(response)
             if response.status != 200:
                 closed = response.status in (401, 403)
                 why = "give --token-file, or --cert" if closed else "it is no picker, or an older one"

@@ -3,6 +3,7 @@
 # pods of a model without a folder. FOLDER/NAME is a link to FOLDER/.fetched/MODEL@REVISION, which is whole or not there.
 set -uf
 umask 002 # pickers of one group share the folder
+ulimit -d 400000 # KiB, below the container's limit: an answer too large ends one fetch, not the container
 folder=$1 failures=$3
 
 tokenizer_files() { # REPOSITORY REVISION INTO: never weights, never code

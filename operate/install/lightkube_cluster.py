@@ -15,6 +15,7 @@ from lightkube.core.exceptions import ConfigError as KubeConfigError
 from lightkube.core.resource_registry import resource_registry
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 
+from kvmesh.documents.bounded_stream import bound
 from kvmesh.documents.cluster_config import ClusterConfig, read_cluster_config
 from kvmesh.documents.documents import ClusterAccess, KubernetesConfigError
 from operate.install.cluster import ForbiddenError, InstallError
@@ -152,7 +153,7 @@ class _Transport(httpx2.HTTPTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         self._config.dress(request)
-        response = super().handle_request(request)
+        response = bound(super().handle_request(request))
         response.headers.setdefault("Content-Type", "text/plain")  # such as a load balancer's 502
         return response
 

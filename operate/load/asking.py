@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from extproc.errors import ConfigError, KvmeshError
+from kvmesh.bounded_answer import pieces_within, read_within
 from kvmesh.plain_text import printable
 from operate.load.clients import Ask
 from operate.load.request_body import Message, request_of
@@ -80,7 +81,7 @@ async def _exchange(
         if response.status != OK:
             answer.refusal = (await response.content.read(SHOWN_BYTES)).decode(errors="replace")
             return
-        async for data in response.content.iter_any():
+        async for data in pieces_within(response):
             answer.feed(data, at=time.monotonic())
             if answer.done:
                 return
@@ -109,7 +110,7 @@ async def _model_at(http: aiohttp.ClientSession, url: str, target: Target) -> st
     timeout, page = aiohttp.ClientTimeout(total=PREFLIGHT_SECONDS), f"{url}/v1/models"
     try:
         async with http.get(page, headers=target.headers, timeout=timeout, allow_redirects=False) as response:
-            status, content = response.status, await response.read()
+            status, content = response.status, await read_within(response)
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise ConfigError(f"{url!r} is not a URL like http://127.0.0.1:10000") from error
     except (aiohttp.ClientError, OSError) as error:

@@ -13,6 +13,7 @@ from extproc.errors import ConfigError, KvmeshError
 from extproc.ext_proc.answers import OBJECTIVE_HEADER
 from extproc.pages.picker_state import AdmissionState, CandidateState, DecisionState, PickerState
 from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.bounded_answer import read_within
 from kvmesh.plain_text import printable
 from operate.local.live_view import fetch_state
 
@@ -55,9 +56,10 @@ async def ask(
                 allow_redirects=False,
             ) as response,
         ):
+            answer = await read_within(response)
             if response.status != 200:
-                raise KvmeshError(f"{url} answered {response.status}: {printable((await response.text())[:200])}")
-            answer = await response.read()
+                words = answer[:200].decode(errors="replace")
+                raise KvmeshError(f"{url} answered {response.status}: {printable(words)}")
             return msgspec.json.decode(answer, type=DecisionState), answer
     except aiohttp.InvalidURL as error:
         raise ConfigError(f"--picker {url!r} is not a URL like http://127.0.0.1:9090") from error

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from extproc.pages.picker_state import ClassState, DecisionState, EndpointState, PickerState, PoolState
 from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.bounded_answer import read_within
 from kvmesh.errors import SettingError
 from kvmesh.plain_text import cut_end, cut_start, printable
 from operate.local.top_totals import lines, totals_of
@@ -50,7 +51,7 @@ async def fetch_state(
                 f"{admin_url}/state", params=parameters, headers=headers, ssl=tls, allow_redirects=False
             ) as response,
         ):
-            content = await response.read()
+            content = await read_within(response)
             if response.status != 200:
                 words = error_words(content)
                 return f"GET {admin_url}/state: status {response.status}{f': {words}' if words else ''}"

@@ -11,6 +11,7 @@ from rich.text import Text
 from extproc.errors import ConfigError, KvmeshError
 from extproc.scaling.plan import Plan, PlannedRole, PlannedVariant
 from kvmesh.admin.admin_login import AdminLogin
+from kvmesh.bounded_answer import read_within
 from kvmesh.plain_text import printable
 from operate.local.live_view import error_words
 
@@ -30,11 +31,13 @@ async def ask(url: str, *, seconds: float, pool: str | None, timeout_seconds: fl
                 allow_redirects=False,
             ) as response,
         ):
+            answer = await read_within(response)
             if response.status == 404 and pool is not None:
-                raise ConfigError(f"--pool: {error_words(await response.read())}")
+                raise ConfigError(f"--pool: {error_words(answer)}")
             if response.status != 200:
-                raise KvmeshError(f"{url} answered {response.status}: {printable((await response.text())[:200])}")
-            return msgspec.json.decode(await response.read(), type=list[Plan])
+                words = answer[:200].decode(errors="replace")
+                raise KvmeshError(f"{url} answered {response.status}: {printable(words)}")
+            return msgspec.json.decode(answer, type=list[Plan])
     except aiohttp.InvalidURL as error:
         raise ConfigError(f"--picker {url!r} is not a URL like http://127.0.0.1:9090") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:

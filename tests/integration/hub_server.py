@@ -8,7 +8,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -209,6 +209,15 @@ def other_content(handler: _Handler) -> bool:
     if handler.server.place != "cdn":
         return False
     handler.answer(200, bytes(len(handler.server.state.blobs[handler.asked_path.strip("/")])))
+    return True
+
+
+def large_list(handler: _Handler) -> bool:
+    """Answer half a GiB to what is asked about a model."""
+    if not handler.asked_path.startswith("/api/models/org/large"):
+        return False
+    with suppress(ConnectionError):
+        handler.answer(200, bytes(512 << 20))
     return True
 
 

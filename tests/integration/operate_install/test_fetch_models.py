@@ -13,7 +13,7 @@ from extproc.models.learned_models import learned_models
 from extproc.models.models import TokensFrom
 from extproc.pods.endpoint import EndpointModels
 from operate.install.model_volume import fetching_containers
-from tests.integration.hub_server import HubState, away, hub_server, other_content
+from tests.integration.hub_server import HubState, away, hub_server, large_list, other_content
 from tests.unit.operate_install.sample_plans import plan
 
 TOKENIZER = b'{"model": "' + b"x" * 2000 + b'"}'  # large: it is on the CDN
@@ -105,6 +105,13 @@ def test_a_failure_is_told_and_leaves_what_was_there(hub: HubState, tmp_path: Pa
     fetch(hub, folder, "org/llama@v2")
     assert files(folder / "org" / "llama") == KEPT
     assert {path.name for path in folder.iterdir()} == {".fetched", "org"}
+
+
+def test_a_list_too_large_for_the_container_ends_one_fetch(hub: HubState, tmp_path: Path) -> None:
+    hub.faults.append(large_list)
+    failed, fetched = fetch(hub, tmp_path / "models", "org/large", "org/llama").rstrip().rsplit("\n", 1)
+    assert "MemoryError" in failed
+    assert fetched == "fetched org/llama"
 
 
 def test_the_token_goes_to_the_hub_and_not_to_the_cdn(hub: HubState, tmp_path: Path) -> None:
