@@ -20,6 +20,7 @@ from operate.install.pod_parts import LOCKED_DOWN, TMP_MOUNT, image_of
 MODELS = "/models"
 VOLUME = "models"
 TOKEN_KEY = "token"  # noqa: S105 - a key of the Secret
+TOKEN_VOLUME, TOKEN_FOLDER = "hub-token", "/run/secrets/kvmesh/hub"  # a file: an environment is inherited and dumped
 CACHE_SIZE = "2Gi"  # on the node's disk: about sixty models of up to 34 MB
 # Istio's own user. Init containers run before the proxy; traffic of other users is redirected to it and lost.
 PROXY_USER = 1337
@@ -86,6 +87,15 @@ def model_volume(plan: InstallPlan) -> dict[str, Any] | None:
     return {"name": VOLUME, **source}
 
 
+def token_volumes(plan: InstallPlan) -> list[dict[str, Any]]:
+    """Return the volume with the hub's token, which exposes no other key of the Secret."""
+    if not plan.hub_token_secret:
+        return []
+    items = [{"key": TOKEN_KEY, "path": TOKEN_KEY}]
+    secret = {"secretName": plan.hub_token_secret, "items": items, "defaultMode": 0o440, "optional": True}
+    return [{"name": TOKEN_VOLUME, "secret": secret}]
+
+
 def fetching_containers(plan: InstallPlan) -> list[dict[str, Any]]:
     """Return the init container that fetches the models with the image's `hf`, if any are wanted.
 
@@ -96,9 +106,10 @@ def fetching_containers(plan: InstallPlan) -> list[dict[str, Any]]:
     environment: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in HF_SETTINGS.items()]
     if plan.hub_endpoint:
         environment.append({"name": "HF_ENDPOINT", "value": plan.hub_endpoint})
+    mounts: list[dict[str, Any]] = [TMP_MOUNT, {"name": VOLUME, "mountPath": MODELS}]
     if plan.hub_token_secret:
-        source = {"name": plan.hub_token_secret, "key": TOKEN_KEY, "optional": True}
-        environment.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": source}})
+        environment.append({"name": "HF_TOKEN_PATH", "value": f"{TOKEN_FOLDER}/{TOKEN_KEY}"})
+        mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True})
     is_behind_proxy = plan.membership is MeshMembership.SIDECAR and plan.run_as_user
     return [
         {
@@ -109,7 +120,7 @@ def fetching_containers(plan: InstallPlan) -> list[dict[str, Any]]:
             "env": environment,
             "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
             "securityContext": LOCKED_DOWN | ({"runAsUser": PROXY_USER} if is_behind_proxy else {}),
-            "volumeMounts": [TMP_MOUNT, {"name": VOLUME, "mountPath": MODELS}],
+            "volumeMounts": mounts,
         }
     ]
 

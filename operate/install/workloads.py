@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from operate.install.model_volume import MODELS, fetching_containers, model_volume
+from operate.install.model_volume import MODELS, fetching_containers, model_volume, token_volumes
 from operate.install.objects import (
     EXPORT_TO,
     INSTALLATION,
@@ -111,7 +111,7 @@ def _picker_deployment(plan: InstallPlan) -> Document:
     if (models := model_volume(plan)) is not None:
         container["env"].append({"name": "KVMESH_TOKENIZERS", "value": MODELS})
         container["volumeMounts"].append({"name": models["name"], "mountPath": MODELS, "readOnly": True})
-        volumes.append(models)
+        volumes += [models, *token_volumes(plan)]
     spec = {  # no `replicas`: the HPA owns them
         "selector": pods_of(PICKER),
         "strategy": ROLLING_UPDATE,

@@ -39,14 +39,17 @@ def hub() -> Iterator[HubState]:
 
 
 def start(hub: HubState, folder: Path, *models: str, token: str | None = None) -> subprocess.Popen[str]:
-    [container] = fetching_containers(plan(fetch_models=models, hub_endpoint=hub.endpoint))
+    secret = "hub" if token else None
+    [container] = fetching_containers(plan(fetch_models=models, hub_endpoint=hub.endpoint, hub_token_secret=secret))
     folder.mkdir(exist_ok=True)
+    token_file = Path(f"{folder}.token")
+    token_file.write_text(token or "")
     places = {"/models": str(folder), "/dev/termination-log": f"{folder}.log"}
     variables: list[dict[str, Any]] = container["env"]
     environment = {each["name"]: each["value"] for each in variables} | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HOME": f"{folder}.home",
-        **({"HF_TOKEN": token} if token else {}),
+        **({"HF_TOKEN_PATH": str(token_file)} if token else {}),
     }
     command = [*container["command"], *(places.get(each, each) for each in container["args"])]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

@@ -51,14 +51,15 @@ def test_models_are_fetched_before_a_picker_starts_and_never_keep_it_from_starti
     [first] = pod(**FETCHED, hub_endpoint="https://mirror.example.com", hub_token_secret="hub")["initContainers"]
     assert first["command"][:2] == ["sh", "-c"]
     assert first["args"] == ["/models", "meta/llama@v1,chat=org/model", "/dev/termination-log"]
-    assert {each["name"]: each.get("value", each.get("valueFrom")) for each in first["env"]} == {
+    assert {each["name"]: each["value"] for each in first["env"]} == {
         **HF_SETTINGS,
         "HF_ENDPOINT": "https://mirror.example.com",
-        "HF_TOKEN": {"secretKeyRef": {"name": "hub", "key": "token", "optional": True}},
+        "HF_TOKEN_PATH": "/run/secrets/kvmesh/hub/token",
     }
     assert {each["mountPath"]: each.get("readOnly", False) for each in first["volumeMounts"]} == {
         "/tmp": False,
         "/models": False,
+        "/run/secrets/kvmesh/hub": True,
     }
     assert "initContainers" not in pod()
 
