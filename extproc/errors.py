@@ -292,6 +292,10 @@ class ChatTemplateError(PromptTokensError):
     reason = "chat-template"
 
 
+class TemplateLimitError(ChatTemplateError):
+    """The model's chat template takes too much time or memory."""
+
+
 class PromptTooLargeError(PromptTokensError):
     """Parsing or tokenizing the prompt would delay other requests."""
 

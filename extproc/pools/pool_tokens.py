@@ -1,7 +1,7 @@
 """The token sources of one pool's models, and their checks.
 
 Changed problems are reported as a finding, a metric and a log line: prompts routed on text only, tokens that differ
-from the pods', a folder that cannot be loaded, an unknown model.
+from the pods', a folder that cannot be loaded, a template without end, an unknown model.
 """
 
 import logging
@@ -27,11 +27,13 @@ RENDER_CACHE_BYTES_OF_A_POOL = 4 << 20  # there may be hundreds of pools
 SHOWN_PODS = 3
 TEXT_ONLY = "text-only"
 TOKENIZER_FOLDER = "tokenizer-folder"
+TEMPLATE_LIMITS = "template-limits"
 MODELS_UNKNOWN = "models-unknown"
 REMEDIES: Mapping[str, str] = {
     TOKENS_DIFFER: "compare the tokenizer folder, the chat template and its default kwargs with the pods' "
     "(`kvmesh doctor`)",
     TOKENIZER_FOLDER: "copy the folder that the pods load again; it is tried again by itself",
+    TEMPLATE_LIMITS: "read the template, and correct the folder: it is loaded again when a file changes",
     TEXT_ONLY: "give the model a tokenizer folder (--tokenizer, KVMESH_TOKENIZERS, `tokenizer` in `models`), or let "
     "the picker ask its pods: `tokens: auto`, and vLLM pods that answer POST /tokenize or, with --enable-scale-out, "
     "/render",
@@ -42,11 +44,13 @@ FACTS: Mapping[str, str] = {
     TOKENS_DIFFER: "its tokenizer folder makes other tokens than its pods; one that differs from most is used only if "
     "no pod can be asked",
     TOKENIZER_FOLDER: "its tokenizer folder cannot be loaded, and the pods are asked",
+    TEMPLATE_LIMITS: "its chat template is no longer rendered, and the pods are asked for the tokens of chats",
     TEXT_ONLY: "prompts are routed on their text, which only predicts",
     MODELS_UNKNOWN: "no pod has told which models it serves, and none is declared: prompts are routed on their text, "
     "and the index is not asked",
 }
-WORST_FIRST = (TEXT_ONLY, TOKENS_DIFFER, TOKENIZER_FOLDER)  # the order for a model with several findings
+# the order for a model with several findings
+WORST_FIRST = (TEMPLATE_LIMITS, TEXT_ONLY, TOKENS_DIFFER, TOKENIZER_FOLDER)
 SAID_EVERY_SECONDS = 60.0
 
 
@@ -161,6 +165,7 @@ class PoolTokens:
             found={
                 TOKENS_DIFFER: self._differing,
                 TOKENIZER_FOLDER: self._folder_problems,
+                TEMPLATE_LIMITS: self._template_breaches,
                 MODELS_UNKNOWN: self._unknown_models,
             },
             show=telemetry.model_finding,
@@ -236,6 +241,10 @@ class PoolTokens:
     def _folder_problems(self) -> Mapping[str, str]:
         problem = self._resources.tokenizers.problem
         return {model.name: why for model in self._declared() if (why := problem(model)) is not None}
+
+    def _template_breaches(self) -> Mapping[str, str]:
+        breach = self._resources.tokenizers.breach
+        return {model.name: why for model in self._declared() if (why := breach(model))}
 
     def _unknown_models(self) -> Mapping[str, str]:
         """Return a finding if requests arrive but no model is known; a pool of flags logs this at start-up instead."""

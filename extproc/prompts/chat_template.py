@@ -14,9 +14,10 @@ from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from extproc.errors import ChatTemplateError, PromptTokensError
+from extproc.errors import ChatTemplateError, PromptTokensError, TemplateLimitError
+from extproc.prompts.template_limits import LimitedEnvironment
+from extproc.prompts.template_units import LimitedContext
 from extproc.requests.chat_messages import ContentFormat, Message, conversation, developer_as_system, function_tools
 from extproc.requests.request import ChatPrompt
 from extproc.requests.request_fields import template_variables
@@ -31,6 +32,9 @@ NOT_VARIABLES = frozenset(
 )
 DICT_ATTRIBUTES = frozenset(dir(dict))
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # with the space: shows whether the template trims
+MOST_BREACHES = 3  # of a template's limits
+MOST_COMPARED = 5_000_000  # pairs of nodes; published templates have some 10,000
+MOST_LAYOUT = 1000  # characters
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -55,17 +59,21 @@ class ChatTemplate:
             tree = environment.parse(source)
             self.content_format = content_format(tree)
             self._variables = meta.find_undeclared_variables(tree) - NOT_VARIABLES
-            self._template = environment.from_string(tree)
+            self._template = environment.from_string(environment.limited(tree))
             self._template.globals = dict(self._template.globals)  # a plain dict: 5 µs faster to copy per render
-        except (TemplateError, RecursionError) as error:
+        except (TemplateError, RecursionError, SyntaxError, MemoryError) as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
         self._defaults = dict(defaults or {})
         self._knows_developer = '"developer"' in source or "'developer'" in source
         self._source = source
+        self._breaches = 0
+        self.breach = ""  # of the limits, if the template is no longer used
 
     def render(self, prompt: ChatPrompt) -> str:
         """Return the prompt's text; raise ChatTemplateError if the template refuses it or vLLM would."""
+        if self.breach:
+            raise TemplateLimitError(self.breach)
         if not prompt.messages:
             raise ChatTemplateError("there are no messages")
         if prompt.continue_final_message and prompt.add_generation_prompt:
@@ -87,14 +95,24 @@ class ChatTemplate:
         kwargs = {**self._defaults, **prompt.chat_template_kwargs}
         tools = self.tools(prompt)
         try:
-            return self._template.render(
-                self._special_tokens | self._given(kwargs),
-                messages=messages,
-                tools=tools,
-                # as in vLLM, `documents` may come from the template variables if the request has no such field
-                documents=kwargs.get("documents") if prompt.documents is None else list(prompt.documents),
-                add_generation_prompt=prompt.add_generation_prompt,
+            context = self._template.new_context(
+                self._special_tokens
+                | self._given(kwargs)
+                | {
+                    "messages": messages,
+                    "tools": tools,
+                    # as in vLLM, `documents` may come from the template variables if the request has no such field
+                    "documents": kwargs.get("documents") if prompt.documents is None else list(prompt.documents),
+                    "add_generation_prompt": prompt.add_generation_prompt,
+                }
             )
+            assert isinstance(context, LimitedContext)
+            return context.concatenated(self._template.root_render_func(context))
+        except TemplateLimitError as error:
+            self._breaches += 1
+            if self._breaches == MOST_BREACHES:
+                self.breach = str(error)
+            raise
         except Exception as error:  # a template is a program: it may raise anything
             raise ChatTemplateError(f"the chat template refused the conversation: {self._reason(error)}") from error
 
@@ -106,7 +124,7 @@ class ChatTemplate:
 
     def _reason(self, error: Exception) -> str:
         """Return the error's text if it occurs literally in the template, else its type: it may quote the chat."""
-        text = str(error)
+        text = error.args[0] if error.args and type(error.args[0]) is str else ""  # str() may take long
         return text if text and text in self._source else type(error).__name__
 
     def _continued(self, messages: list[Message], prompt: ChatPrompt) -> str:
@@ -138,8 +156,8 @@ def _with_tag(message: Message) -> tuple[str, Message]:
 # --- Jinja's environment ----------------------------------------------------------------------------------------------
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, faster but otherwise equivalent: docs/decisions/0005-hot-path.md has the numbers.
+class _Sandbox(LimitedEnvironment):
+    """The sandbox, faster but otherwise equivalent: docs/decisions/0005-hot-path.md has the numbers.
 
     It looks up a message's field without raising AttributeError first. It caches by type and name whether an attribute
     is safe: Jinja's answer depends on nothing else.
@@ -162,11 +180,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return safe
 
 
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+def _environment(now: Callable[[], datetime]) -> LimitedEnvironment:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
-    environment.filters["tojson"] = _tojson
+    environment.set_filter("tojson", _tojson)
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
+    environment.globals["strftime_now"] = lambda layout: now().strftime(layout[:MOST_LAYOUT])
     return environment
 
 
@@ -211,9 +229,10 @@ def refuses_later_system(source: str) -> bool:
     if not source:
         return True
     messages = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = LimitedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     try:
-        environment.from_string(source).render(messages=messages, add_generation_prompt=False)
+        template = environment.from_string(environment.limited(environment.parse(source)))
+        template.render(messages=messages, add_generation_prompt=False)
     except Exception:  # a template may raise anything; in vLLM, an error other than TemplateError aborts the start
         return True
     return False
@@ -249,7 +268,11 @@ def content_format(tree: nodes.Template) -> ContentFormat:
 
     The loop may be direct, through a variable, or in a macro that receives the content. Nothing is rendered.
     """
+    loops, calls = (sum(1 for _ in tree.find_all(kind)) for kind in (nodes.For, nodes.Call))
+    assignments, macros = (sum(1 for _ in tree.find_all(kind)) for kind in (nodes.Assign, nodes.Macro))
     try:
+        if (loops + assignments + macros * calls) * (loops + assignments) > MOST_COMPARED:
+            raise _NotUnderstoodError
         return "openai" if any(_content_loops(tree)) else "string"
     except _NotUnderstoodError:
         return "string"

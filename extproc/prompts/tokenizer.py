@@ -247,6 +247,11 @@ class ModelTokenizer:
         """The name of the tokenizer library on the hot path."""
         return self._engine.name
 
+    @property
+    def breach(self) -> str:
+        """The limit that a chat template has broken too often to be used, or ""."""
+        return next((template.breach for template in self._templates.values() if template.breach), "")
+
     def token_buffers(
         self, request: InferenceRequest, *, limit: int | None = None, max_model_len: int | None = None
     ) -> tuple[bytes, ...]:

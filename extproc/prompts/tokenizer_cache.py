@@ -118,6 +118,11 @@ class TokenizerCache:
             return None
         return f"{folder.problem}; what was loaded before is used" if folder.tokenizer is not None else folder.problem
 
+    def breach(self, model: ServedModel) -> str:
+        """Return the limit that the model's chat template has broken too often to be used, or ""."""
+        folder = self._folders.get(_key(model)) if model.tokens_from is TokensFrom.TOKENIZER else None
+        return "" if folder is None or folder.tokenizer is None else folder.tokenizer.breach
+
     async def load(self, models: Iterable[ServedModel]) -> None:
         """Load missing and due tokenizers in a thread; an unusable one is logged and skipped."""
         for model in models:

@@ -15,6 +15,7 @@ export const FINDINGS = {
   "other-prompt-tokens": ["Picker, of a model: pods count other prompt lengths.", "Compare tokenizer and template."],
   "tokens-differ": ["Picker, of a model: its token source differs from the pods.", "kvmesh doctor; correct the folder."],
   "tokenizer-folder": ["Picker, of a model: its folder cannot be loaded.", "See the message."],
+  "template-limits": ["Picker, of a model: its chat template takes too much time or memory.", "Read the template; correct the folder."],
   "text-only": ["Picker, of a model: most recent prompts had no tokens, only text.", "Give it a folder, or pods that answer /tokenize."],
   "models-unknown": ["Picker, of a pool: no pod has named its models.", "See what /v1/models answers; declare the model."],
 };

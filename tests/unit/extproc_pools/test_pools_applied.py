@@ -21,7 +21,7 @@ from extproc.policy.priority import Quota
 from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.values import PickPolicy, PoolConfig
 from extproc.pools import pools as module
-from extproc.pools.pool_tokens import TOKENIZER_FOLDER
+from extproc.pools.pool_tokens import TEMPLATE_LIMITS, TOKENIZER_FOLDER
 from extproc.pools.pools import Pools
 from extproc.pools.shared_resources import SharedResources
 from extproc.prefixes.routing_memory import RoutingMemory
@@ -306,7 +306,7 @@ async def test_a_folder_that_cannot_be_loaded_is_a_finding_and_is_taken_up_when_
     def load(model: ServedModel) -> Any:
         if problem:
             raise TokenizerError(problem)
-        return SimpleNamespace(engine="scripted")
+        return SimpleNamespace(engine="scripted", breach="")
 
     pools = made(tmp_path)
     model = ServedModel(name="m", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=tmp_path)
@@ -328,6 +328,21 @@ async def test_a_folder_that_cannot_be_loaded_is_a_finding_and_is_taken_up_when_
     await pools.close()
 
 
+async def test_a_template_that_broke_its_limits_is_a_finding(tmp_path: Path) -> None:
+    pools = made(tmp_path)
+    model = ServedModel(name="m", tokens_from=TokensFrom.TOKENIZER, tokenizer_folder=tmp_path)
+    loaded: Any = SimpleNamespace(engine="scripted", breach="it takes more time than a template may")
+    cache = pools._resources.tokenizers = TokenizerCache(lambda _: loaded)
+    await cache.load((model,))
+    await pools.apply(named(replace(A, models=replace(A.models, served=(model,)))))
+    pool = pools.all["llm/a"]
+    pool.tokens.reporter.look()
+    assert "than a template may" in pool.tokens.reporter.findings["m", TEMPLATE_LIMITS].message
+    [shown] = pool.model_tokens()
+    assert shown.reason == TEMPLATE_LIMITS
+    await pools.close()
+
+
 async def test_a_folder_that_appears_later_is_taken_up_for_a_declared_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +351,7 @@ async def test_a_folder_that_appears_later_is_taken_up_for_a_declared_model(
 
     def load(model: ServedModel) -> Any:
         loads.append(model.name)
-        return SimpleNamespace(engine="scripted")
+        return SimpleNamespace(engine="scripted", breach="")
 
     folder = tmp_path / "org" / "m"
     pools = made(tmp_path, tokenizer_folders=tmp_path)
