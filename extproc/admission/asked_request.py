@@ -113,7 +113,7 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
             max_tokens=request.max_tokens,
             block_tokens=block_tokens,
             request_class=self.request_class,
-            steps=tuple(kind.value for kind in taken),
+            steps=tuple(kind.value for kind in taken) if taken else (),
             prompt_tokens=prompt_tokens,
             costs_gpu=request.costs_gpu,
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from math import exp
 
 RATE_SECONDS = 10.0  # window of the moving means; shorter ones refuse requests on any noise
+DECAY_SECONDS = 0.01  # a thousandth of it: sums need not be exact within
 PRIOR_SECONDS = 1.0  # of observed waiting, at which the measured rate weighs as much as the estimate
 
 
@@ -28,7 +29,8 @@ class DispatchRates:
     def went(self, priority: int, tokens: int, *, some_wait: bool, now: float) -> None:
         """Count a dispatched request. If `some_wait`, the pool has worked at its full rate since the last one."""
         since = max(now - self._at, 0.0)
-        self._decay(now)
+        if some_wait or since >= DECAY_SECONDS:
+            self._decay(now)
         self._tokens[priority] = self._tokens.get(priority, 0.0) + tokens
         if some_wait:
             self._busy_seconds += since

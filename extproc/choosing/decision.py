@@ -86,6 +86,8 @@ def context_limit(candidate: Candidate, ask: Ask) -> int | None:
 def healthy(candidates: Sequence[Candidate], _: Ask) -> Mapping[str, str]:
     """Keep endpoints that neither fail nor lag far behind the others; if none is left, all but failing ones."""
     dropped = [candidate for candidate in candidates if candidate.unhealthy is not None]
+    if not dropped:
+        return NONE_DROPPED
     if len(dropped) == len(candidates):
         dropped = [candidate for candidate in dropped if candidate.failing]
     return {candidate.address: candidate.unhealthy or "" for candidate in dropped}

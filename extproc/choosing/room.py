@@ -50,7 +50,7 @@ def rooms_of(
     promises: StreamPromises = NO_PROMISES,
 ) -> list[Room]:
     """Return each endpoint's fill at `now` for a class that may fill `ceiling` (0..1) of the limits."""
-    blind = all(candidate.load is None for candidate in candidates)
+    blind = candidates[0].load is None and all(candidate.load is None for candidate in candidates)
     return [
         room(
             candidate,

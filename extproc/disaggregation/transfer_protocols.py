@@ -35,6 +35,7 @@ CLIENT_HEADERS = (
     *("x-override-bootstrap-host", "x-override-bootstrap-port", "x-override-bootstrap-room"),
     *("x-override-disagg-prefill-dp-rank", "x-override-routed-dp-rank", "x-override-priority", "x-vllm-priority"),
 )
+_CLIENT_HEADERS = frozenset(CLIENT_HEADERS)
 # Envoy's header: it overrides the route's retry policy, if the ext_proc filter's `mutation_rules` allow it
 NO_RETRIES: Mapping[str, str] = {"x-envoy-max-retries": "0"}
 LEAST_NUMBER, MOST_NUMBER = 1 << 42, 1 << 62  # TensorRT-LLM's own ids are smaller; engines keep 63 bits
@@ -273,4 +274,4 @@ def protocol_of(policy: Disaggregation) -> TransferProtocol | None:
 
 def removed_headers(headers: Mapping[str, str]) -> tuple[str, ...]:
     """Return the client headers to strip: they could steer the request."""
-    return tuple([name for name in CLIENT_HEADERS if name in headers])
+    return () if _CLIENT_HEADERS.isdisjoint(headers) else tuple(name for name in CLIENT_HEADERS if name in headers)

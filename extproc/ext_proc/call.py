@@ -303,7 +303,7 @@ class ExtProcCall:
                 handling = self._open_response(picked.plan, message, served_by)
             elif self._calls.response_is_missed():
                 picked.response_missed(Miss.NO_RESPONSE_FILTER)
-        headers, request_id = picked.response_headers, self._exchange.request_id
+        headers, request_id = picked.response_headers, self._exchange.facts.request_id
         if request_id:
             headers = {**headers, REQUEST_ID_HEADER: request_id}
         return self._exchange.response_headers(handling, end_of_stream=message.end_of_stream, headers=headers)

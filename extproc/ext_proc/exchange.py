@@ -307,11 +307,6 @@ class Exchange:
         self._body = b""
 
     @property
-    def request_id(self) -> str:
-        """The request id from Envoy or the client, or ""."""
-        return self.facts.request_id if self.facts is not None else ""
-
-    @property
     def sends_back(self) -> bool:
         """Whether Envoy gets the rest of the request only from this stream, chunk by chunk."""
         return self._is_two_way and self._mode is BodyMode.FULL_DUPLEX_STREAMED

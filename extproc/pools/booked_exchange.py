@@ -119,7 +119,8 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
         `content_type` matters for a 503: vLLM's own is JSON, that of a proxy in front of it is not.
         """
         self.status = status
-        self._end_leg()
+        if self.leg is not None:
+            self._end_leg(self.leg)
         self.unserved = not from_pod and status != GATEWAY_TIMEOUT
         served_by = served_by if served_by in self.endpoints else named_in(self.endpoints, served_by)
         self.served_by = served_by if served_by is not None or not from_pod else self.endpoints[0]
@@ -158,7 +159,8 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
 
     def finish(self) -> None:
         """Release all bookings."""
-        self._end_leg()
+        if self.leg is not None:
+            self._end_leg(self.leg)
         if self.end_leg is not None:
             self.end_leg(self.status)
         if self.reading_key is not None:
@@ -222,10 +224,9 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
         if self.booking is not None:
             self.booking = self.books.computes_itself(self.booking, uncached_tokens)
 
-    def _end_leg(self) -> None:
-        if self.leg is not None:
-            leg, self.leg = self.leg, None
-            self.books.release_leg(leg)
+    def _end_leg(self, leg: Booking) -> None:
+        self.leg = None
+        self.books.release_leg(leg)
 
     def _remember_keeper(self, response_id: str, keeper: str) -> None:
         if owner_in(response_id, (keeper,), key=self.books.response_key) is None:
@@ -318,7 +319,7 @@ class ReadResponse:
             self._first_seconds = _seconds_since(self._plan.prediction)
         self._chunks += 1
         self._ended = self._ended or end_of_stream
-        plain = self._inflated(content)
+        plain = content if self._inflater is None else self._inflated(content, self._inflater)
         if self._usage is not None:
             before = self._usage.token_events
             self._usage.feed(plain + b"\n\n" if end_of_stream else plain)  # the last event may lack its end
@@ -333,13 +334,11 @@ class ReadResponse:
                     self._exchange.usage = self._usage.usage()
         return content if self._rewriter is None else self._rewriter.feed(content, end_of_stream=end_of_stream)
 
-    def _inflated(self, content: bytes) -> bytes:
+    def _inflated(self, content: bytes, inflater: "zlib._Decompress") -> bytes:
         """Return the content unpacked, or read no more of the response if that fails."""
-        if self._inflater is None:
-            return content
         with suppress(zlib.error):
-            plain = self._inflater.decompress(content, MOST_INFLATED_BYTES)
-            if not self._inflater.unconsumed_tail:
+            plain = inflater.decompress(content, MOST_INFLATED_BYTES)
+            if not inflater.unconsumed_tail:
                 return plain
         self._misses.append(Miss.COMPRESSED)
         self._usage, self._inflater, self._judges = None, None, False
@@ -366,7 +365,8 @@ class ReadResponse:
             if self._usage is not None:
                 is_comparable = self._compares and self._ended and not self._has_failed(self._usage)
                 comparison = self._comparison(self._usage) if is_comparable else None
-                self._count(self._usage)
+                if self._plan.quota is not None:
+                    self._count(self._usage, self._plan.quota)
                 judged = self._judged(self._usage) if self._judges else None
                 if self._is_stream:
                     self._tell_health(self._usage)
@@ -388,10 +388,9 @@ class ReadResponse:
             return False
         return True
 
-    def _count(self, reader: UsageReader) -> None:
+    def _count(self, reader: UsageReader, note: QuotaNote) -> None:
         """Charge the quota for generated tokens; unknown ones stay reserved."""
-        note = self._plan.quota
-        if self._books is None or note is None or not (self._ended or self._is_stream):
+        if self._books is None or not (self._ended or self._is_stream):
             return  # an incomplete document has no usage; an incomplete stream still has events
         usage = reader.usage()
         told = usage.output_tokens if usage is not None else None

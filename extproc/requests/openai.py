@@ -148,7 +148,7 @@ def parse_request(
         plain = coded.plain()
         if known is None:
             return _other_request(kind, path, plain, why, method=method)
-        return _known_request(known, path, plain, is_needed=is_needed)
+        return _read(known, path, plain) if known.strict else _lenient_request(known, path, plain, is_needed=is_needed)
     except (UnknownContentEncodingError, BodyNotReadError) as error:
         if is_needed:
             kind_of_error = BodyTooLargeError if isinstance(error, BodyNotReadError) else UnsupportedEncodingError
@@ -170,10 +170,8 @@ def _is_final(error: PickError, known: _Api | None, *, is_needed: bool) -> bool:
     return known is not None and known.strict
 
 
-def _known_request(api: _Api, path: str, body: bytes, *, is_needed: bool) -> InferenceRequest:
-    """Return the facts of a request. Unless the API is strict, it is routed even if its body does not fit the API."""
-    if api.strict:
-        return _read(api, path, body)
+def _lenient_request(api: _Api, path: str, body: bytes, *, is_needed: bool) -> InferenceRequest:
+    """Return the facts of a request, which is routed even if its body does not fit the API."""
     chosen = _invoked(body, is_needed=is_needed) if api is _INVOCATIONS else api
     if chosen is None:
         return _other_request(api.kind, path, body)
