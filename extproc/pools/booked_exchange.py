@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 import msgspec
+from msgspec import structs
 
 from extproc.answers.judgement import NOT_MEASURED, Judgement, Measured, StreamTimes, judge_document, judge_stream
 from extproc.answers.promise import OpenPromise, TokenTargets
@@ -119,8 +120,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
         `content_type` matters for a 503: vLLM's own is JSON, that of a proxy in front of it is not.
         """
         self.status = status
-        if self.leg is not None:
-            self._end_leg(self.leg)
+        self._end_leg()
         self.unserved = not from_pod and status != GATEWAY_TIMEOUT
         served_by = served_by if served_by in self.endpoints else named_in(self.endpoints, served_by)
         self.served_by = served_by if served_by is not None or not from_pod else self.endpoints[0]
@@ -160,7 +160,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
     def finish(self) -> None:
         """Release all bookings."""
         if self.leg is not None:
-            self._end_leg(self.leg)
+            self._end_leg()
         if self.end_leg is not None:
             self.end_leg(self.status)
         if self.reading_key is not None:
@@ -195,18 +195,13 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
         self.books.ledger.tell_now(fact)
 
     def comes_from(self, *, cached_tokens: int | None) -> None:
-        """Set the number of cached tokens to expect in the answer's usage: the prefill pod's.
-
-        None if that number is unknown; then nothing is compared.
-        """
+        """Expect the prefill pod's number of cached tokens in the answer's usage; compare nothing if it is unknown."""
         self.response_headers = predicted_anew(self.response_headers, cached_tokens)
         if cached_tokens is None:
-            self.plan = msgspec.structs.replace(self.plan, prediction=None)
+            self.plan = structs.replace(self.plan, prediction=None)
         elif (prediction := self.plan.prediction) is not None:
-            prediction = msgspec.structs.replace(
-                prediction, matched_tokens=cached_tokens, best_matched_tokens=cached_tokens
-            )
-            self.plan = msgspec.structs.replace(self.plan, prediction=prediction)
+            prediction = structs.replace(prediction, matched_tokens=cached_tokens, best_matched_tokens=cached_tokens)
+            self.plan = structs.replace(self.plan, prediction=prediction)
 
     def move(self, endpoints: Sequence[str], rank: dict[str, str]) -> None:
         """Replace the picked endpoints, and the header with the rank, before the request is sent."""
@@ -215,18 +210,17 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
         if self.booking is not None and self.booking.endpoint != endpoints[0]:
             self.booking = self.books.rebook(self.booking, endpoints[0])
         if (prediction := self.plan.prediction) is not None:
-            self.plan = msgspec.structs.replace(
-                self.plan, prediction=msgspec.structs.replace(prediction, endpoint=endpoints[0])
-            )
+            self.plan = structs.replace(self.plan, prediction=structs.replace(prediction, endpoint=endpoints[0]))
 
     def computes_itself(self, uncached_tokens: int) -> None:
         """Book that the pod computes the prompt itself, instead of a prefill pod."""
         if self.booking is not None:
             self.booking = self.books.computes_itself(self.booking, uncached_tokens)
 
-    def _end_leg(self, leg: Booking) -> None:
-        self.leg = None
-        self.books.release_leg(leg)
+    def _end_leg(self) -> None:
+        if self.leg is not None:
+            leg, self.leg = self.leg, None
+            self.books.release_leg(leg)
 
     def _remember_keeper(self, response_id: str, keeper: str) -> None:
         if owner_in(response_id, (keeper,), key=self.books.response_key) is None:
@@ -460,7 +454,7 @@ class ReadResponse:
         if comparison is None:
             self._misses.append(Miss.NO_CACHED_TOKENS)
         elif self._exchange is not None and self._exchange.arrival.span is not None:
-            comparison = msgspec.structs.replace(comparison, trace_id=self._exchange.arrival.trace_id)
+            comparison = structs.replace(comparison, trace_id=self._exchange.arrival.trace_id)
         return comparison
 
 

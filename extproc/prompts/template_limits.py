@@ -1,8 +1,8 @@
 """Bounds on a chat template's time and memory, put into its code.
 
 Loops spend units for their longest path before they run, macros at each call. Operators, filters and methods spend
-before they run for what they read, and for what they may write. All other nodes take constant time. A name outside the
-lists below is refused: its cost is not known.
+before they run, for their arguments and their longest result. All other nodes take constant time. A name outside the
+lists below is refused: its cost is unknown.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -196,7 +196,7 @@ class _Code(CodeGenerator):
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, for templates that nobody has read."""
+    """Jinja's sandbox, for unread templates."""
 
     code_generator_class = _Code
     context_class = LimitedContext
@@ -235,7 +235,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function or method, and spend for what it reads and writes."""
+        """Call a function or method, and spend for its arguments and its result."""
         assert isinstance(context, LimitedContext)
         method = getattr(function, "__wrapped__", function)  # `format` is wrapped
         owner = getattr(method, "__self__", None)

@@ -76,7 +76,7 @@ class LimitedContext(Context):
         return total
 
     def text(self, value: Any) -> str:
-        """Return what the template writes for a value."""
+        """Return a value as the template's text."""
         if type(value) is str:
             return value
         if type(value) not in SCALARS:
@@ -153,7 +153,7 @@ def breach() -> TemplateLimitError:
     return TemplateLimitError("the chat template takes more time or memory than a template may")
 
 
-# --- what the nodes of a template become ------------------------------------------------------------------------------
+# --- the nodes of a limited template ----------------------------------------------------------------------------------
 
 
 @pass_context
