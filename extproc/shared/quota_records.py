@@ -125,8 +125,8 @@ class QuotaWrites:
         self._due: dict[QuotaKey, QuotaWrite] = {}
         self._open: dict[bytes, tuple[QuotaKey, float]] = {}  # member -> its key, time of its last renewal
         # ends that may have overtaken their asks on the way to Redis; and older ones, now safe to write again
-        self._doubtful: list[tuple[QuotaKey, bytes]] = []
-        self._doubtful_for_long: list[tuple[QuotaKey, bytes]] = []
+        self._doubtful: dict[QuotaKey, list[bytes]] = {}
+        self._doubtful_for_long: dict[QuotaKey, list[bytes]] = {}
 
     def __len__(self) -> int:
         return len(self._due)
@@ -142,7 +142,7 @@ class QuotaWrites:
 
     def doubts(self, key: QuotaKey) -> bool:
         """Tell whether Redis may still count a request of this key that has ended."""
-        return any(each is key for each, _ in (*self._doubtful, *self._doubtful_for_long))
+        return key in self._doubtful or key in self._doubtful_for_long
 
     @property
     def has_doubtful_ends(self) -> bool:
@@ -155,15 +155,15 @@ class QuotaWrites:
             self._open.pop(ask.member, None)
             self._add(ask.key, amounts, (ask.member,))
             if not ask.is_answered:
-                self._doubtful.append((ask.key, ask.member))
+                self._doubtful.setdefault(ask.key, []).append(ask.member)
         else:
             self.charge(ask.key, amounts)
 
     def end_again(self) -> None:
         """Note again the ends that were already doubtful at the last call; writing an end twice is harmless."""
-        for key, member in self._doubtful_for_long:
-            self._add(key, NOTHING, (member,))
-        self._doubtful_for_long, self._doubtful = self._doubtful, []
+        for key, members in self._doubtful_for_long.items():
+            self._add(key, NOTHING, members)
+        self._doubtful_for_long, self._doubtful = self._doubtful, {}
 
     def charge(self, key: QuotaKey, amounts: Amounts) -> None:
         """Note amounts to take, or to give back if negative."""
