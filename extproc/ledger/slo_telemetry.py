@@ -139,7 +139,7 @@ class SloTelemetry:
         if promise is None:
             return
         if kind is RequestOutcome.ROUTED:
-            self._promised.of(promise.promise.class_name).value += 1
+            self.promised(promise.promise)
             if fact.is_late and fact.endpoint is not None:
                 self.missed(promise, Outcome.LATE, role=self._latencies.role_of(fact.endpoint))
         elif kind is RequestOutcome.ABANDONED and fact.is_late:  # else nothing is known

@@ -1,8 +1,8 @@
 """This replica's memory of its own picks: the recent endpoints of prompts, sessions and adapters.
 
-A prompt is expected to be cached where it was routed until the index has it. Its packed 8-byte keys are chained (block
-keys, or keys of text chunks under a separate root), so that one key identifies the whole prefix up to it. Bounded; time
-is an argument.
+Until the index has a prompt, it is expected in its pod's cache. Its packed 8-byte keys are chained (block keys, or keys
+of text chunks under a separate root), so that one key identifies the whole prefix up to it. Bounded; time is an
+argument.
 """
 
 import struct

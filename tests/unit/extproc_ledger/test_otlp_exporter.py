@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from extproc.ledger.otlp_exporter import span_exporter
 
-SECONDS = 0.5
+SECONDS = 1.0
 PACKED = gzip.compress(bytes(1 << 20)) * 64  # unpacks to 64 MiB
 PIECE = bytes(1 << 16)
 MOST_BYTES = 16 << 20  # of sockets' buffers; an endless answer brings more than a hundred in that time
