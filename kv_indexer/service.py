@@ -20,6 +20,7 @@ from kv_indexer.apply.apply_events import EventApplier, root_keys
 from kv_indexer.apply.pod_shares import PodShares
 from kv_indexer.apply.redis_writer import RedisIndexWriter
 from kv_indexer.config import IndexerSettings
+from kv_indexer.events.socket_signals import SharedTurns
 from kv_indexer.events.zmq_sockets import HEARTBEAT_SECONDS, ZmqLiveEvents, ZmqReplaySource
 from kv_indexer.follow.follow_stream import StreamFollower
 from kv_indexer.pools.event_sources import EventSourceDirectory
@@ -82,6 +83,7 @@ class IndexerService:
         self._eviction = EvictionWatch(url=settings.redis_url, show=self._telemetry.eviction_policy)
         self._redis_watch = RedisWatch(url=settings.redis_url, show=self._telemetry.redis_facts)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._turns = SharedTurns()
         self._context.max_sockets = MAX_SOCKETS
         self._roots = _roots(settings)
         self._shares = PodShares()
@@ -265,6 +267,7 @@ class IndexerService:
                 on_malformed=on_malformed,
                 heartbeat_seconds=HEARTBEAT_SECONDS * min(self._slowdown(), SLOWEST_HEARTBEAT),
                 ranks=ranks,
+                turns=self._turns,
             ),
             replay=source.replay if source else None,
             applier=applier,

@@ -1,4 +1,4 @@
-"""Writes the index in Redis: implements `ports.IndexWriter` with one script per change.
+"""Writes the index in Redis: implements `ports.IndexWriter`.
 
 The Lua files of `kvmesh.redis` ensure atomicity, order, claims and slots; `docs/reference/redis.md` describes the
 stored data.
@@ -9,15 +9,17 @@ import random
 import secrets
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 
+from kv_indexer.apply.gathered_changes import GatheredChanges, blocks_of
 from kvmesh.blocks.block_keys import KEY_BYTES
 from kvmesh.blocks.index_changes import Applied, IndexChange, pack_hashes
 from kvmesh.blocks.source import Claim, Registry, SourceState, Stream, StreamPosition
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.redis.keys import PREFIX, change_arguments, engine_field, live_slots, parse_position, parse_registry
-from kvmesh.redis.link import Argument, RedisCalls
+from kvmesh.redis.link import Argument, RedisCalls, raise_if_fenced
 from kvmesh.redis.scripts import APPLY, BEGIN_EPOCH, FIND_ELSEWHERE, SET_NAMESPACE, SET_STARTED_AT, SET_STATE, SWEEP
 from kvmesh.redis.snapshot import read_snapshot
 
@@ -48,8 +50,8 @@ class RedisIndexWriter:
         tier_ttl_seconds: float = TIER_TTL_SECONDS,
     ) -> None:
         self._redis = RedisCalls(url=url, timeout_seconds=timeout_seconds)
-        self._max_blocks = max_blocks_per_source
         self._tier_ttl = tier_ttl_seconds
+        self._changes = GatheredChanges(partial(self._redis.run, APPLY, max_blocks_per_source, repr(tier_ttl_seconds)))
         self._sweep_cursor: Argument = "0"
         self._sweeper = secrets.token_hex(8)
         self._snapshot: tuple[Sequence[Any], bool] = (), False
@@ -96,8 +98,8 @@ class RedisIndexWriter:
 
     async def apply(self, claim: Claim, change: IndexChange) -> Applied | None:
         """See `ports.IndexWriter`."""
-        arguments = change_arguments(change, max_blocks=self._max_blocks, tier_ttl_seconds=self._tier_ttl)
-        reply = await self._redis.run_claimed(APPLY, claim, *arguments)
+        reply = await self._changes.write(change_arguments(claim, change), blocks=blocks_of(change))
+        raise_if_fenced(claim, reply)
         if reply[0] != 1:
             return None
         left_out = {str(reason, "ascii"): count for reason, count in zip(reply[2][::2], reply[2][1::2], strict=True)}
@@ -138,6 +140,7 @@ class RedisIndexWriter:
     async def close(self) -> None:
         """Close the connection."""
         await self._redis.close()
+        await self._changes.close()
 
 
 def _stream_key(stream: Stream) -> bytes:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+import msgspec
+
 BATCH_LIMIT = 4096  # of one answer: undecoded batches must not fill the memory
 BYTE_LIMIT = 64 << 20
 SEQ_BYTES = 8
@@ -17,8 +19,7 @@ DOUBLINGS = 32  # of a wait; every limit is reached by then
 SAME_START_SECONDS = 1.0  # start times that differ by less count as equal: clocks and their texts are rounded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One batch, not yet decoded."""
 
     seq: int

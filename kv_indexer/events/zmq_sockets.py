@@ -23,6 +23,7 @@ from kv_indexer.events.sequence import (
     parse_replay,
     replay_request,
 )
+from kv_indexer.events.socket_signals import SharedTurns, SocketSignals, is_readable
 from kvmesh.errors import FeedLostError
 
 RECEIVE_LIMIT, RECEIVE_BYTES = 64, 4 << 20  # limits on one hand-over: batches and their bytes
@@ -37,7 +38,6 @@ ANSWER_SECONDS = 15  # time for the answer to a heartbeat, however rare heartbea
 HEARTBEATS_MISSED = 3  # then the publisher or the path to it is gone; libzmq answers even if the pod is busy
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _WATCHED = _GONE | zmq.EVENT_HANDSHAKE_SUCCEEDED
-_READABLE = int(zmq.POLLIN)  # plain integers: with pyzmq's enums the test would cost more than the call
 ROUNDS_WITHOUT_PROGRESS = 2
 ANSWER_LIMIT_SECONDS = 20.0  # for one replay; its rest is requested again
 PATIENCE_LIMIT = 4  # greatest factor on the deadlines of a slow publisher
@@ -47,63 +47,6 @@ YIELD_EVERY = 256  # messages, so that other streams are served meanwhile
 def limits(ranks: int) -> tuple[int, int]:
     """Return two limits for each of a pod's ranks: the bytes of one message, and the bytes of waiting messages."""
     return max(MESSAGE_LIMIT // ranks, LEAST_MESSAGE_LIMIT), max(QUEUE_BYTES // ranks, LEAST_QUEUE_BYTES)
-
-
-class SocketSignals:
-    """Wakes one waiter when a message may have arrived on any of these sockets. Close it before the sockets.
-
-    `on_signal` is called first.
-    """
-
-    def __init__(self, *sockets: "zmq.Socket[bytes]", on_signal: Callable[[], object] = lambda: None) -> None:
-        self._on_signal = on_signal
-        self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
-        self._descriptors: list[int] = []
-        for socket in sockets:
-            descriptor = socket.getsockopt(zmq.FD)
-            assert isinstance(descriptor, int)
-            self._loop.add_reader(descriptor, self._signalled, socket, descriptor)
-            self._descriptors.append(descriptor)
-
-    async def wait(self, *, timeout_seconds: float) -> None:
-        """Return when a message may have arrived, or after the timeout.
-
-        Call it only after a read of each socket that found nothing, with no other await in between: only later arrivals
-        are signalled.
-        """
-        self._waiter = waiter = self._loop.create_future()
-        timer = self._loop.call_later(timeout_seconds, _wake, waiter)
-        try:
-            await waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-
-    def wake(self) -> None:
-        """Wake the waiter without a message."""
-        _wake(self._waiter)
-
-    def close(self) -> None:
-        """Leave the event loop, which must not watch the descriptor's number once it belongs to another file."""
-        while self._descriptors:
-            self._loop.remove_reader(self._descriptors.pop())
-        _wake(self._waiter)
-
-    def _signalled(self, socket: "zmq.Socket[bytes]", descriptor: int) -> None:
-        try:
-            # resets the signal; otherwise the loop would spin until the socket is read
-            socket.getsockopt(zmq.EVENTS)
-        except zmq.ZMQError:
-            self._loop.remove_reader(descriptor)  # closed meanwhile; the next read fails
-        else:
-            self._on_signal()
-        _wake(self._waiter)
-
-
-def _wake(waiter: "asyncio.Future[None] | None") -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
 
 
 class ZmqLiveEvents:
@@ -123,8 +66,10 @@ class ZmqLiveEvents:
         connect_timeout_seconds: float = 2.0,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         ranks: int = 1,
+        turns: SharedTurns | None = None,
     ) -> None:
-        """`ranks`: how many ranks share the limits of their pod."""
+        """`ranks`: how many ranks share the limits of their pod; `turns`: the process's."""
+        self._turns = turns
         self._message_limit, self._queue_bytes = limits(ranks)
         self._waiting: deque[Frame] = deque()
         self._waiting_bytes = 0
@@ -137,6 +82,7 @@ class ZmqLiveEvents:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._signals: SocketSignals | None = None
+        self._is_watched = False  # the monitor has nothing that we have not read
         self._is_interrupted = False
 
     async def connect(self) -> None:
@@ -159,12 +105,14 @@ class ZmqLiveEvents:
         socket.heartbeat_timeout = min(self._heartbeat_ms * HEARTBEATS_MISSED, ANSWER_SECONDS * 1000)
         socket.subscribe(b"")
         self._monitor = socket.get_monitor_socket(_WATCHED)
-        self._signals = signals = SocketSignals(socket, self._monitor, on_signal=self._fill)
+        self._signals = signals = SocketSignals(socket, self._monitor, on_readable=self._read, turns=self._turns)
+        self._is_watched = False
         try:
             socket.connect(self._address)
             async with asyncio.timeout(self._connect_timeout):
                 while not self._shook_hands():
                     await signals.wait(timeout_seconds=self._connect_timeout)
+            self._fill()
         except (zmq.ZMQError, TimeoutError) as error:
             raise FeedLostError(f"events at {self._address}: {str(error) or 'no connection in time'}") from error
 
@@ -174,7 +122,6 @@ class ZmqLiveEvents:
         deadline = clock() + timeout_seconds
         self._is_interrupted = False
         while True:
-            self._fill()
             if self._waiting:
                 return self._take()
             self.check()
@@ -221,12 +168,21 @@ class ZmqLiveEvents:
         if self._monitor is None:
             raise FeedLostError(f"events at {self._address}: not connected")
         shook = False
-        while _is_readable(self._monitor):
+        if self._is_watched:
+            return shook
+        while is_readable(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
             if event & _GONE:
                 raise FeedLostError(f"events at {self._address}: connection refused, closed by the pod, or silent")
             shook = shook or event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self._is_watched = True
         return shook
+
+    def _read(self, socket: "zmq.Socket[bytes]") -> None:
+        if socket is self._monitor:
+            self._is_watched = False
+        else:
+            self._fill()
 
     def _fill(self) -> None:
         """Empty the socket, up to DRAIN_LIMIT messages: then other streams come first."""
@@ -236,7 +192,7 @@ class ZmqLiveEvents:
         if self._socket is None:
             return
         for _ in range(DRAIN_LIMIT):
-            if not _is_readable(self._socket):
+            if not is_readable(self._socket):
                 return
             frame = parse_live(self._socket.recv_multipart(zmq.NOBLOCK))
             if frame is None:
@@ -256,13 +212,6 @@ class ZmqLiveEvents:
             size += len(frame.payload)
         self._waiting_bytes -= size
         return frames
-
-
-def _is_readable(socket: "zmq.Socket[bytes]") -> bool:
-    """Check before each read: an exception for every empty read would cost four times as much."""
-    events = socket.getsockopt(zmq.EVENTS)
-    assert isinstance(events, int)
-    return bool(events & _READABLE)
 
 
 class ZmqReplaySource:

@@ -17,6 +17,7 @@ from kvmesh.blocks.cache_groups import CacheGroup, is_of_group, read_tier
 from kvmesh.blocks.index_changes import Clear, IndexChange, Operation, Remove, Store
 from kvmesh.blocks.source import (
     NOT_FOLLOWED,
+    Claim,
     Registry,
     SlotRecord,
     SourceState,
@@ -77,9 +78,11 @@ def engine_field(engine_hash: int, group: int) -> bytes:
     return engine_hash.to_bytes(8, "big") + group_suffix(group)
 
 
-def change_arguments(change: IndexChange, *, max_blocks: int, tier_ttl_seconds: float) -> list[bytes | str | int]:
-    """Return the arguments of apply.lua after the claim."""
+def change_arguments(claim: Claim, change: IndexChange) -> list[bytes | str | int]:
+    """Return one change's arguments of apply.lua."""
     arguments: list[bytes | str | int] = [
+        claim.stream.name,
+        claim.fence,
         change.epoch,
         change.previous_seq,
         change.last_seq,
@@ -87,8 +90,6 @@ def change_arguments(change: IndexChange, *, max_blocks: int, tier_ttl_seconds: 
         change.last_crc,
         change.events,
         b"" if change.groups is None else msgspec.json.encode(change.groups),
-        max_blocks,
-        repr(tier_ttl_seconds),
         change.degraded,
         change.previous_part,
         change.part,

@@ -265,6 +265,12 @@ def mark_seen(task: "asyncio.Task[Any]") -> None:
         task.exception()
 
 
+def raise_if_fenced(claim: Claim, answer: Sequence[Any]) -> None:
+    """Raise LeaseLostError if a script has answered that the claim is no longer valid."""
+    if answer[0] == FENCED:
+        raise LeaseLostError(f"{claim.stream.name} is not ours any more (fence {claim.fence})")
+
+
 class RedisCalls:
     """A link whose every call ends in bounded time. Raise RedisUrlError."""
 
@@ -279,8 +285,7 @@ class RedisCalls:
     async def run_claimed(self, script: Script, claim: Claim, *arguments: Argument) -> Sequence[Any]:
         """Run a script that checks the claim. Raise LeaseLostError, IndexUnavailableError."""
         answer: Sequence[Any] = await self.run(script, claim.stream.name, claim.fence, *arguments)
-        if answer[0] == FENCED:
-            raise LeaseLostError(f"{claim.stream.name} is not ours any more (fence {claim.fence})")
+        raise_if_fenced(claim, answer)
         return answer
 
     async def call(self, *arguments: Argument) -> Any:

@@ -1,44 +1,15 @@
--- Apply one index change if it follows what is applied, and advance the stream in the same step.
--- ARGV: stream, fence, epoch, previous seq, last seq, last ts, last crc, events, groups (JSON or ''),
---   blocks a source may hold, seconds a generation lasts, why the epoch is not exact after it or '', the part of the next
---   batch that is applied and the one that this is (0: none, the change completes its batches), then per operation:
---   kind (S store, F store of what may be held already, R remove, C clear), tier, block size, group suffix,
---   packed engine hashes, packed block keys
--- Returns {1, epoch, {reason, operations left out, …}}, {0}: does not follow, re-read the position, or {-1}: not yours.
--- A stream whose slots are not on record any more does not follow either: it has begun a new epoch by then.
+-- Apply index changes of several streams, each if it follows what is applied, and advance its stream in the same step.
+-- ARGV: blocks a source may hold, seconds a generation lasts, then per change the number of its arguments and these:
+--   stream, fence, epoch, previous seq, last seq, last ts, last crc, events, groups (JSON or ''), why the epoch is not
+--   exact after it or '', the part of the next batch that is applied and the one that this is (0: none, the change
+--   completes its batches), then per operation: kind (S store, F store of what may be held already, R remove, C clear),
+--   tier, block size, group suffix, packed engine hashes, packed block keys
+-- Returns per change {1, epoch, {reason, operations left out, …}}, {0}: does not follow, re-read the position, {-1}: not
+-- yours, or an error. A stream whose slots are not on record any more does not follow: it has begun a new epoch by then.
 local REFUSED_MS = 1000 -- before a slot is asked for again
-local CHUNK, FIRST = 1000, 15 -- Lua can pass a few thousand arguments at once
-local stream, now, cap = stream_key(ARGV[1]), now_ms(), tonumber(ARGV[10])
-
-local names = {'fence', 'lease_until', 'epoch', 'last_seq', 'events', 'degraded', 'state', 'endpoint', 'rank', 'part'}
-local tiers = {}
-for i = FIRST, #ARGV, 6 do
-  local tier = ARGV[i + 1]
-  if tier ~= '' and not tiers[tier] then
-    local n = #names
-    tiers[tier] = n
-    names[n + 1], names[n + 2], names[n + 3], names[n + 4] =
-      'slot:' .. tier, 'old:' .. tier, 'since:' .. tier, 'removes:' .. tier
-  end
-end
-local at = call('HMGET', stream, unpack(names))
-if not is_held(ARGV[2], at[1], at[2], now) then return {-1} end
-if at[3] ~= ARGV[3] or at[4] ~= ARGV[4] or (at[10] or '0') ~= ARGV[13] then return {0} end
-local epoch, doubt, left_out = tonumber(at[3]), '', {}
-
--- What each tier has, read before anything is written: a key of another type must not stop us half way.
-local sources = {}
-for tier, n in pairs(tiers) do
-  local slot, old = slot_number(at[n + 1]), slot_number(at[n + 2])
-  for _, number in pairs({slot, old}) do
-    if not is_recorded(call('HGET', SLOTS, number), at[8], at[9], tier, at[3]) then
-      rebuild(stream)
-      return {0}
-    end
-  end
-  sources[tier] = {slot = slot, old = old, since = tonumber(at[n + 3]) or 0, removes = at[n + 4],
-    blocks = slot and call('HLEN', held_key(slot)) or 0}
-end
+local CHUNK, HEAD = 1000, 12 -- Lua can pass a few thousand arguments at once
+local cap, generation_ms, now = tonumber(ARGV[1]), ARGV[2] * 1000, now_ms()
+local stream, epoch -- of the change at hand
 
 -- A value is the block key, followed by the count when it is not 1.
 local function count_of(value) return #value > 8 and tonumber(sub(value, 9)) or 1 end
@@ -150,7 +121,7 @@ end
 
 -- Returns why nothing can be stored, or nil. A refusal holds for a second, because asking again is what costs.
 local function ready_to_store(source, tier, block_size)
-  if source.slot and not source.removes and not is_gpu(tier) and now - source.since * 1000 >= ARGV[11] * 1000 then
+  if source.slot and not source.removes and not is_gpu(tier) and now - source.since * 1000 >= generation_ms then
     rotate(stream, tier, source.slot, source.old)
     source.old, source.slot = source.slot, nil
   end
@@ -163,45 +134,91 @@ local function ready_to_store(source, tier, block_size)
   return reason
 end
 
-for i = FIRST, #ARGV, 6 do
-  local kind, tier, suffix, hashes, keys = ARGV[i], ARGV[i + 1], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
-  local count = #hashes / 8
-  if kind == 'C' then
-    epoch = new_epoch(stream, ARGV[4])
-    for name in pairs(sources) do sources[name] = {blocks = 0} end
-    at[6], doubt = '', '' -- what was left out before is void anyway
-  elseif kind == 'R' then
-    local source = sources[tier]
-    if not source.removes then mark_removing(source, tier) end
-    if source.slot then
-      for first = 1, count, CHUNK do remove(source, suffix, hashes, first, math.min(first + CHUNK - 1, count)) end
-    end
-  else
-    local reason, is_full = ready_to_store(sources[tier], tier, ARGV[i + 2]), false
-    for first = 1, reason and 0 or count, CHUNK do
-      local last = math.min(first + CHUNK - 1, count)
-      is_full = store(sources[tier], kind == 'F', suffix, hashes, keys, first, last) or is_full
-    end
-    if reason or is_full then
-      reason = reason or 'source-full'
-      left_out[reason] = (left_out[reason] or 0) + 1
-      if doubt == '' then doubt = reason end
+-- The arguments from `before` + 1 to `last` are those of one change.
+local function apply(before, last)
+  local name, fence, expected, previous_seq, last_seq, last_ts, last_crc, events, groups, degraded, part_before, part =
+    unpack(ARGV, before + 1, before + HEAD)
+  local first = before + HEAD + 1
+  stream = stream_key(name)
+  local names = {'fence', 'lease_until', 'epoch', 'last_seq', 'events', 'degraded', 'state', 'endpoint', 'rank', 'part'}
+  local tiers = {}
+  for i = first, last, 6 do
+    local tier = ARGV[i + 1]
+    if tier ~= '' and not tiers[tier] then
+      local n = #names
+      tiers[tier] = n
+      names[n + 1], names[n + 2], names[n + 3], names[n + 4] =
+        'slot:' .. tier, 'old:' .. tier, 'since:' .. tier, 'removes:' .. tier
     end
   end
-end
-local more = {}
-if ARGV[9] ~= '' then more = {'groups', ARGV[9]} end
-if ARGV[13] ~= ARGV[14] then more[#more + 1] = 'part'; more[#more + 1] = ARGV[14] end
-if ARGV[12] ~= '' then doubt = ARGV[12] end
-if doubt ~= '' and (at[6] or '') == '' then
-  more[#more + 1] = 'degraded'; more[#more + 1] = doubt
-  if at[7] == 'live' then
-    call('HSET', stream, 'state', 'degraded', 'reason', doubt)
-    bump()
+  local at = call('HMGET', stream, unpack(names))
+  if not is_held(fence, at[1], at[2], now) then return {-1} end
+  if at[3] ~= expected or at[4] ~= previous_seq or (at[10] or '0') ~= part_before then return {0} end
+  epoch = tonumber(at[3])
+  local doubt, left_out = '', {}
+
+  -- What each tier has, read before anything is written: a key of another type must not stop us half way.
+  local sources = {}
+  for tier, n in pairs(tiers) do
+    local slot, old = slot_number(at[n + 1]), slot_number(at[n + 2])
+    for _, number in pairs({slot, old}) do
+      if not is_recorded(call('HGET', SLOTS, number), at[8], at[9], tier, at[3]) then
+        rebuild(stream)
+        return {0}
+      end
+    end
+    sources[tier] = {slot = slot, old = old, since = tonumber(at[n + 3]) or 0, removes = at[n + 4],
+      blocks = slot and call('HLEN', held_key(slot)) or 0}
   end
+  for i = first, last, 6 do
+    local kind, tier, suffix, hashes, keys = ARGV[i], ARGV[i + 1], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
+    local count = #hashes / 8
+    if kind == 'C' then
+      epoch = new_epoch(stream, previous_seq)
+      for name in pairs(sources) do sources[name] = {blocks = 0} end
+      at[6], doubt = '', '' -- what was left out before is void anyway
+    elseif kind == 'R' then
+      local source = sources[tier]
+      if not source.removes then mark_removing(source, tier) end
+      if source.slot then
+        for first = 1, count, CHUNK do remove(source, suffix, hashes, first, math.min(first + CHUNK - 1, count)) end
+      end
+    else
+      local reason, is_full = ready_to_store(sources[tier], tier, ARGV[i + 2]), false
+      for first = 1, reason and 0 or count, CHUNK do
+        local last = math.min(first + CHUNK - 1, count)
+        is_full = store(sources[tier], kind == 'F', suffix, hashes, keys, first, last) or is_full
+      end
+      if reason or is_full then
+        reason = reason or 'source-full'
+        left_out[reason] = (left_out[reason] or 0) + 1
+        if doubt == '' then doubt = reason end
+      end
+    end
+  end
+  local more = {}
+  if groups ~= '' then more = {'groups', groups} end
+  if part_before ~= part then more[#more + 1] = 'part'; more[#more + 1] = part end
+  if degraded ~= '' then doubt = degraded end
+  if doubt ~= '' and (at[6] or '') == '' then
+    more[#more + 1] = 'degraded'; more[#more + 1] = doubt
+    if at[7] == 'live' then
+      call('HSET', stream, 'state', 'degraded', 'reason', doubt)
+      bump()
+    end
+  end
+  call('HSET', stream, 'last_seq', last_seq, 'last_ts', last_ts, 'last_crc', last_crc,
+    'applied_at', format('%.3f', now / 1000), 'events', (tonumber(at[5]) or 0) + events, unpack(more))
+  local reasons = {}
+  for reason, count in pairs(left_out) do reasons[#reasons + 1] = reason; reasons[#reasons + 1] = count end
+  return {1, epoch, reasons}
 end
-call('HSET', stream, 'last_seq', ARGV[5], 'last_ts', ARGV[6], 'last_crc', ARGV[7],
-  'applied_at', format('%.3f', now / 1000), 'events', (tonumber(at[5]) or 0) + ARGV[8], unpack(more))
-local reasons = {}
-for reason, count in pairs(left_out) do reasons[#reasons + 1] = reason; reasons[#reasons + 1] = count end
-return {1, epoch, reasons}
+
+local replies, at = {}, 3
+while at < #ARGV do
+  local last = at + ARGV[at]
+  local done, reply = pcall(apply, at, last) -- an error must not keep the other streams' changes back
+  replies[#replies + 1] = (done or type(reply) == 'table') and reply or {err = 'ERR Error running script: ' .. reply}
+  at = last + 1
+end
+return replies

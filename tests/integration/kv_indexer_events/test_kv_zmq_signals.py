@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import zmq
 
-from kv_indexer.events.zmq_sockets import DRAIN_LIMIT, RECEIVE_LIMIT, SocketSignals, ZmqLiveEvents, ZmqReplaySource
+from kv_indexer.events.socket_signals import SocketSignals
+from kv_indexer.events.zmq_sockets import DRAIN_LIMIT, RECEIVE_LIMIT, ZmqLiveEvents, ZmqReplaySource
 from kvmesh.errors import FeedLostError
 from tests.integration.kv_redis import free_port
 

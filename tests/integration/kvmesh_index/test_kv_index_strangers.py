@@ -312,6 +312,27 @@ async def test_a_stream_record_that_is_none_stops_its_stream_alone_and_is_named(
     assert redis_server.client().exists(key)
 
 
+async def test_of_changes_in_one_call_each_has_its_own_end(index: Index, redis_server: RedisServer) -> None:
+    streams = (A, A1, B)
+    for stream in streams:
+        await index.apply(stream, blocks(1, 1))
+    changes = [(await index.claim(stream), change(await index.position(stream), blocks(9, 9))) for stream in streams]
+    client: Any = redis_server.client()
+    client.set(f"{P}stream:{A1.name}", "foreign")
+    before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+
+    one, broken, other = await asyncio.gather(
+        *(index.writer.apply(claim, each) for claim, each in changes), return_exceptions=True
+    )
+
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
+    assert isinstance(broken, IndexUnavailableError)
+    assert "WRONGTYPE" in str(broken)
+    assert not isinstance(one, BaseException)
+    assert not isinstance(other, BaseException)
+    assert {stream: (await index.position(stream)).last_seq for stream in (A, B)} == {A: 1, B: 1}
+
+
 async def test_a_host_that_is_no_host_name_is_an_unavailable_index() -> None:
     reader = PrefixIndexReader(url="redis://a..b:1", hash_seed="kvmesh")
 

@@ -11,7 +11,7 @@ from redis.crc import key_slot
 
 from kvmesh.blocks.cache_groups import CacheGroup
 from kvmesh.blocks.index_changes import Clear, IndexChange, Remove, Store
-from kvmesh.blocks.source import Registry, SlotRecord, SourceState, StreamPosition, StreamRecord
+from kvmesh.blocks.source import Claim, Registry, SlotRecord, SourceState, Stream, StreamPosition, StreamRecord
 from kvmesh.index.prefix_match import match_table
 from kvmesh.redis.keys import (
     KEY_SLOT,
@@ -22,6 +22,8 @@ from kvmesh.redis.keys import (
     parse_position,
     parse_registry,
 )
+
+CLAIM = Claim(stream=Stream(endpoint="10.0.0.1:8000", dp_rank=0), fence=7)
 
 
 def test_the_handwritten_mget_is_what_a_client_library_writes() -> None:
@@ -60,8 +62,8 @@ def test_a_change_becomes_script_arguments_in_order() -> None:
         ),
     )
 
-    assert change_arguments(change, max_blocks=9, tier_ttl_seconds=1.5) == [
-        *(3, -1, 1, "1.1", 5, 4, b"", 9, "1.5", "undecodable-event", 0, 0),
+    assert change_arguments(CLAIM, change) == [
+        *(CLAIM.stream.name, 7, 3, -1, 1, "1.1", 5, 4, b"", "undecodable-event", 0, 0),
         *("S", "GPU", 16, b"", b"h" * 8, b"k" * 8),
         *("C", "", 0, b"", b"", b""),
         *("R", "CPU", 0, b"\2", b"r" * 8, b""),
@@ -72,7 +74,7 @@ def test_a_change_becomes_script_arguments_in_order() -> None:
 def test_a_catalogue_of_groups_survives_its_way_through_redis() -> None:
     groups = {0: CacheGroup(kind="full_attention", block_size=16), 3: CacheGroup(kind=None, block_size=8)}
     change = IndexChange(epoch=1, previous_seq=-1, last_seq=0, last_ts=1.0, last_crc=0, groups=groups)
-    written = change_arguments(change, max_blocks=9, tier_ttl_seconds=1.0)[6]
+    written = change_arguments(CLAIM, change)[8]
     fields = [text.encode() for pair in POSITION.items() for text in pair]
 
     position = parse_position([*fields, b"groups", written, b"started_at", b"1758.5"])
