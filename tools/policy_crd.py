@@ -225,6 +225,18 @@ ANCESTOR: Mapping[str, Any] = {
             "x-kubernetes-list-map-keys": ["type"],
             "items": CONDITION,
         },
+        "hosts": {
+            "type": "array",
+            "description": "The claimed hosts: whether their requests go to the policy's pool. The first claim wins.",
+            "maxItems": 32,
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+            "items": {
+                "type": "object",
+                "required": ["name", "inForce"],
+                "properties": {"name": {"type": "string", "maxLength": 253}, "inForce": {"type": "boolean"}},
+            },
+        },
     },
 }
 STATUS: Mapping[str, Any] = {

@@ -1,7 +1,7 @@
 """The findings on each policy, gathered from all pools where it takes part, and kept as its status."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from extproc.reach.status import (
     Condition,
     Findings,
     PolicyStatus,
+    Standing,
     conditions_in,
     conditions_of,
     is_written,
@@ -44,6 +45,15 @@ class _Share:
     shadow_by: str = ""  # the policy that puts the pool into shadow mode
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Claims:
+    """A policy's claims of hosts."""
+
+    lost: Sequence[LostClaim]
+    rivals: Sequence[LostClaim]  # lost to this policy
+    standings: Mapping[str, Standing]
+
+
 @dataclass(slots=True)
 class FindingsBook:
     """The last findings on each policy; the same object while nothing changes for it."""
@@ -57,22 +67,25 @@ class FindingsBook:
         coverages: Mapping[str, Coverage],
         outcomes: Mapping[str, Outcome],
         lost_hosts: Iterable[LostClaim],
+        standings: Callable[[str], Mapping[str, Standing]],
     ) -> dict[str, Findings]:
-        """Return the findings on each policy."""
+        """Return the findings on each policy; `standings`: by policy and host."""
         distinct = {id(outcome): outcome for outcome in outcomes.values()}
         self._shares = {key: self._shares.get(key) or (each, _shares_of(each)) for key, each in distinct.items()}
         hosts: defaultdict[str, list[LostClaim]] = defaultdict(list)
+        contested: defaultdict[str, list[LostClaim]] = defaultdict(list)  # by the winner
         for lost in lost_hosts:
             hosts[lost.claim.source].append(lost)
+            contested[lost.winner].append(lost)
         before, self._found = self._found, {}
         for source, held in policies.items():
             coverage = coverages.get(source, UNCOVERED)
             covered = [outcomes[pool] for pool in coverage.pools]
-            lost_here = hosts.get(source, [])
-            basis = (held.version, held.error, coverage, covered, lost_here)
+            claims = _Claims(lost=hosts.get(source, []), rivals=contested.get(source, []), standings=standings(source))
+            basis = (held.version, held.error, coverage, covered, claims)
             known = before.get(source)
             if known is None or known[0] != basis:
-                found = _findings(held, coverage, lost_here, self._shares_for(source, coverage, covered))
+                found = _findings(held, coverage, claims, self._shares_for(source, coverage, covered))
                 known = (basis, found)
             self._found[source] = known
         return {source: findings for source, (_, findings) in self._found.items()}
@@ -119,30 +132,31 @@ def _author(warning: str, outcome: Outcome) -> str:
 def _findings(
     held: Held[InferencePolicy],
     coverage: Coverage,
-    lost_hosts: Iterable[LostClaim],
+    claims: "_Claims",
     shares: Sequence[tuple[_Share, list[str]]],
 ) -> Findings:
     conflicts: defaultdict[str, set[Path]] = defaultdict(set)
     for share, _ in shares:
         for winner, paths in share.conflicts.items():
             conflicts[winner] |= paths
-    host_warnings = _hosts(lost_hosts, conflicts)
     own = warnings(held.good) if held.good is not None and not held.error else []
     merged = [f"{message} (at {_some(pools)})" for message, pools in _pools_by_message(shares, "warnings")]
     said = [
         *own,
-        *host_warnings,
+        *_host_warnings(claims),
         *(message for message in merged if not any(message.startswith(known) for known in own)),
     ]
     return Findings(
         invalid=_invalid(held, shares),
         missing_targets=coverage.missing,
         has_targets_left=coverage.has_target,
-        conflicts={winner: sorted(_written(path) for path in paths) for winner, paths in conflicts.items()},
+        conflicts={winner: sorted(written_path(path) for path in paths) for winner, paths in conflicts.items()},
+        lost_hosts=_lost_hosts(claims),
         overridden=_overridden(shares, {path for paths in conflicts.values() for path in paths}),
         is_lost=any(share.takes_part for share, _ in shares) and not any(share.holds for share, _ in shares),
         emptiness=coverage.emptiness,
         warnings=tuple([*said, coverage.emptiness] if coverage.emptiness else said),
+        hosts=claims.standings,
         shadow=_shadow(shares),
     )
 
@@ -169,17 +183,27 @@ def _overridden(shares: Sequence[tuple[_Share, list[str]]], conflicts: Container
     return {names: sorted(paths) for names, paths in found.items()}
 
 
-def _hosts(lost_hosts: Iterable[LostClaim], conflicts: Mapping[str, set[Path]]) -> list[str]:
-    """Add lost hosts to the conflicts; return warnings about hosts that no pool gets."""
-    unassigned: defaultdict[str, list[str]] = defaultdict(list)
-    for lost in lost_hosts:
+def _lost_hosts(claims: "_Claims") -> Mapping[str, Sequence[str]]:
+    """Return winner -> hosts."""
+    hosts: defaultdict[str, list[str]] = defaultdict(list)
+    for lost in claims.lost:
         if lost.winner:
-            conflicts[lost.winner].add(("hosts", lost.claim.host))
-        else:
+            hosts[lost.winner].append(f"spec.hosts[{lost.claim.host}]")
+    return hosts
+
+
+def _host_warnings(claims: "_Claims") -> list[str]:
+    """Return warnings about hosts without a pool, and about rivals."""
+    unassigned: defaultdict[str, list[str]] = defaultdict(list)
+    for lost in claims.lost:
+        if not lost.winner:
             unassigned[lost.claim.host].append(lost.claim.pool)
     return [
         f"spec.hosts: {host} would lead to {_some(pools)}, so it leads to none; name one pool in targetRefs"
         for host, pools in unassigned.items()
+    ] + [
+        f"spec.hosts: {lost.claim.host} is claimed by {lost.claim.source}, too, and does not lead to its pool"
+        for lost in claims.rivals
     ]
 
 
@@ -197,10 +221,6 @@ def _pools_by_message(
         for message in share.faults if what == "faults" else share.warnings:
             found[message] += pools
     return found.items()
-
-
-def _written(path: Path) -> str:
-    return f"spec.hosts[{path[1]}]" if path[0] == "hosts" and len(path) > 1 else written_path(path)
 
 
 def _some(names: Iterable[str]) -> str:
@@ -265,6 +285,7 @@ class StatusBook:
             uid=held.uid,
             observed_generation=held.generation,
             conditions=conditions_of(findings, generation=held.generation, tokens=tokens),
+            hosts=findings.hosts,
             installation=self.installation,
         )
         ours: tuple[Condition, ...] = before.conditions if before is not None and before.uid == held.uid else ()

@@ -1,17 +1,20 @@
 """Which host leads to which pool: claims by policies and annotations, and the winner of each host. Pure.
 
-A host never belongs to two pools: prompts for one would be routed by the other's policy.
+A host never belongs to two pools: prompts for one would be routed by the other's policy. The first claim wins, not the
+oldest object: else a host could be taken away by adding it to an old policy of another namespace.
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from extproc.policy.inference_policy import KIND
 from extproc.policy.merge import NO_AGE
 from extproc.reach.coverage import Reach, pool_key
 from extproc.reach.outcomes import Outcome
+from extproc.reach.status import Standing
 from kvmesh.documents.documents import DocumentProblem
 from kvmesh.documents.pools import Pool
 
@@ -28,6 +31,7 @@ class HostClaim:
     pool: str
     source: str  # "namespace/name" of the policy, or the pool's kind and name
     created_at: str | None  # RFC 3339; of the policy or the pool
+    standing: Standing = Standing.NEW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class SettledHosts:
 
 
 def settle_hosts(claims: Iterable[HostClaim]) -> SettledHosts:
-    """Give each host to the pool of the oldest claim; ties go to the first source by name.
+    """Give each host to the claim in force, else to a new one, the oldest object's first; ties go to the first name.
 
     If the winner claims it for several pools, no pool gets it: no rule could tell which one the author meant.
     """
@@ -57,7 +61,7 @@ def settle_hosts(claims: Iterable[HostClaim]) -> SettledHosts:
     by_pool: defaultdict[str, set[str]] = defaultdict(set)
     lost: list[LostClaim] = []
     for host, rivals in sorted(by_host.items()):
-        first = min(rivals, key=_age)
+        first = min(rivals, key=_rank)
         pools = {claim.pool for claim in rivals if claim.source == first.source}
         if len(pools) == 1:
             by_pool[first.pool].add(host)
@@ -75,35 +79,62 @@ def read_hosts(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(dict.fromkeys(hosts)), tuple(entry for entry in entries if entry not in hosts)
 
 
-def _age(claim: HostClaim) -> tuple[str, str, str]:
-    return (claim.created_at or NO_AGE, claim.source, claim.pool)
+def _rank(claim: HostClaim) -> tuple[int, str, str, str]:
+    return (claim.standing, claim.created_at or NO_AGE, claim.source, claim.pool)
 
 
-def settle_pool_hosts(
-    pools: Iterable[Pool], outcomes: Mapping[str, Outcome], reach: Reach
-) -> tuple[SettledHosts, tuple[DocumentProblem, ...]]:
-    """Return the hosts by pool, and the problems of annotations; the problems of policies go to their statuses."""
-    claims: list[HostClaim] = []
-    problems: list[DocumentProblem] = []
-    annotated: dict[str, str] = {}
-    for pool in pools:
-        claims += _by_policy(pool.name, outcomes[pool.name])
-        where = f"{pool.kind} {pool.name}"
-        metadata = _mapping(reach.pool_documents.get(pool_key(pool), {}).get("metadata"))
-        hosts, bad = read_hosts(str(_mapping(metadata.get("annotations")).get(HOSTS_ANNOTATION, "")))
-        created_at = metadata.get("creationTimestamp")
-        annotated[pool.name] = where
-        claims += [
-            HostClaim(host=host, pool=pool.name, source=where, created_at=str(created_at) if created_at else None)
-            for host in hosts
+class HostBook:
+    """The last standing of each claim; a picker that starts reads it in the policies' statuses."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, Standing]] = {}  # by source and host
+
+    def settle(
+        self,
+        pools: Iterable[Pool],
+        outcomes: Mapping[str, Outcome],
+        reach: Reach,
+        written: Mapping[str, Mapping[str, Standing]],
+    ) -> tuple[SettledHosts, tuple[DocumentProblem, ...]]:
+        """Return the hosts by pool, and the problems of claims; both sides of policies also have them in their status.
+
+        `written` are the standings in the statuses, by policy and host.
+        """
+        claims: list[HostClaim] = []
+        problems: list[DocumentProblem] = []
+        for pool in pools:
+            claims += _by_policy(pool.name, outcomes[pool.name])
+            where = f"{pool.kind} {pool.name}"
+            metadata = _mapping(reach.pool_documents.get(pool_key(pool), {}).get("metadata"))
+            hosts, bad = read_hosts(str(_mapping(metadata.get("annotations")).get(HOSTS_ANNOTATION, "")))
+            created_at = metadata.get("creationTimestamp")
+            claims += [
+                HostClaim(host=host, pool=pool.name, source=where, created_at=str(created_at) if created_at else None)
+                for host in hosts
+            ]
+            problems += [_problem("host-not-valid", where, f"{entry[:80]!r} is no host's name") for entry in bad]
+        settled = settle_hosts(replace(each, standing=self._standing(each, written)) for each in claims)
+        self._known = {}
+        for claim in claims:
+            self._known.setdefault(claim.source, {})[claim.host] = Standing.IN_FORCE
+        for each in settled.lost:
+            self._known[each.claim.source][each.claim.host] = Standing.LOST
+        problems += [
+            _problem("host-claimed", each.claim.source, f"{each.claim.host} belongs to {each.winner}, the first claim")
+            for each in settled.lost
+            if each.winner
         ]
-        problems += [_problem("host-not-valid", where, f"{entry[:80]!r} is no host's name") for entry in bad]
-    settled = settle_hosts(claims)
-    for lost in settled.lost:
-        if lost.claim.source == annotated[lost.claim.pool]:
-            message = f"{lost.claim.host} is claimed by {lost.winner}, which is older"
-            problems.append(_problem("host-claimed", lost.claim.source, message))
-    return settled, tuple(problems)
+        return settled, tuple(problems)
+
+    def standings(self, source: str) -> Mapping[str, Standing]:
+        """Return the standings of a policy's claims, by host."""
+        return self._known.get(source, {})
+
+    def _standing(self, claim: HostClaim, written: Mapping[str, Mapping[str, Standing]]) -> Standing:
+        for standings in (self._known, written):
+            if (standing := standings.get(claim.source, {}).get(claim.host)) is not None:
+                return standing
+        return Standing.NEW
 
 
 def _by_policy(pool: str, outcome: Outcome) -> Iterator[HostClaim]:
@@ -115,8 +146,12 @@ def _by_policy(pool: str, outcome: Outcome) -> Iterator[HostClaim]:
         yield HostClaim(host=host, pool=pool, source=source, created_at=created_at)
 
 
-def _problem(reason: str, where: str, message: str) -> DocumentProblem:
-    return DocumentProblem(reason=reason, where=where, words=f"metadata.annotations[{HOSTS_ANNOTATION}]: {message}")
+def _problem(reason: str, source: str, message: str) -> DocumentProblem:
+    if " " in source:  # a pool with its kind
+        return DocumentProblem(
+            reason=reason, where=source, words=f"metadata.annotations[{HOSTS_ANNOTATION}]: {message}"
+        )
+    return DocumentProblem(reason=reason, where=f"{KIND} {source}", words=f"spec.hosts: {message}")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -27,10 +27,10 @@ from extproc.reach.explanation import (
     targeted_pools,
 )
 from extproc.reach.findings import FindingsBook, StatusBook, refusals
-from extproc.reach.hosts import SettledHosts, settle_pool_hosts
+from extproc.reach.hosts import HostBook, SettledHosts
 from extproc.reach.intake import Intake
 from extproc.reach.outcomes import OBJECTIVE, REWRITE, SETTINGS, Extensions, Outcome, OutcomeBook, PoolLayer
-from extproc.reach.status import Findings, PolicyStatus
+from extproc.reach.status import Findings, PolicyStatus, hosts_in
 from kvmesh.documents.documents import Document, DocumentProblem, Snapshot
 from kvmesh.documents.pool_resolver import PoolResolver
 from kvmesh.documents.pools import Pool, PoolEndpoint, ResolvedPools
@@ -163,6 +163,7 @@ class MeshPolicy:
     _reach: Reach = field(default_factory=lambda: reach_of({}, {}))
     _surroundings: object = None  # the inputs of `_reach`
     _layers: LayerBook = field(init=False)
+    _hosts: HostBook = field(default_factory=HostBook)
     _found: FindingsBook = field(default_factory=FindingsBook)
     _settled: Settled | None = None  # None after an exception in between: the next snapshot starts over
     _statuses: StatusBook = field(init=False)
@@ -251,14 +252,15 @@ class MeshPolicy:
                 for pool in pools
             }
         )
-        hosts, host_problems = settle_pool_hosts(pools.values(), outcomes, self._reach)
+        written = {source: hosts_in(each.document, self.installation) for source, each in held.items()}
+        hosts, host_problems = self._hosts.settle(pools.values(), outcomes, self._reach, written)
         return Settled(
             reach=self._reach,
             coverages=coverages,
             outcomes=outcomes,
             hosts=hosts,
             host_problems=host_problems,
-            findings=self._found.settle(held, coverages, outcomes, hosts.lost),
+            findings=self._found.settle(held, coverages, outcomes, hosts.lost, self._hosts.standings),
         )
 
     def _settings_layers(self) -> tuple[PoolLayer, ...]:

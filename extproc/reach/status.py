@@ -6,7 +6,8 @@ that installations with different views never overwrite each other. `Accepted` a
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any, Self
 
 import msgspec
@@ -24,6 +25,14 @@ CONFLICTED, OVERRIDDEN, PENDING = "Conflicted", "Overridden", "Pending"  # of Pr
 TRUE, FALSE = "True", "False"
 MOST_MESSAGE_CHARACTERS = 1024  # the API accepts 32,768, far more than anyone reads
 MOST_FIELDS_NAMED = 8
+
+
+class Standing(IntEnum):
+    """A claim's fate before this decision; the lowest wins."""
+
+    IN_FORCE = 0
+    NEW = 1
+    LOST = 2
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -46,6 +55,7 @@ class PolicyStatus:
     uid: str  # "" without one (a file)
     observed_generation: int
     conditions: tuple[Condition, ...]
+    hosts: Mapping[str, Standing] = field(default_factory=dict)  # the claimed ones
     installation: str = "default"  # the author: the namespace of its pickers
 
     @property
@@ -59,7 +69,11 @@ class PolicyStatus:
             "ancestorRef": {"group": "", "kind": "Service", "namespace": self.installation, "name": PICKER_SERVICE},
             "controllerName": controller_name(self.installation),
             "conditions": list(msgspec.to_builtins(self.conditions)),
+            **({"hosts": self._hosts()} if self.hosts else {}),
         }
+
+    def _hosts(self) -> list[dict[str, Any]]:
+        return [{"name": host, "inForce": standing is Standing.IN_FORCE} for host, standing in self.hosts.items()]
 
     def since(self, *earlier: Iterable[Condition], now: str) -> Self:
         """Return the status with each condition's transition time.
@@ -87,10 +101,12 @@ class Findings:
     missing_targets: tuple[str, ...] = ()  # "InferencePool a/b: …"
     has_targets_left: bool = False  # some other target exists
     conflicts: Mapping[str, Sequence[str]]  # winner "namespace/name" -> fields lost to it at the same level
+    lost_hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # winner -> hosts
     overridden: Mapping[str, Sequence[str]]  # winner -> fields lost to more specific policies at every pool
     is_lost: bool = False  # other policies decide all its fields, at every pool that it covers
     emptiness: str = ""  # why it covers no pool
     warnings: tuple[str, ...] = ()
+    hosts: Mapping[str, Standing] = field(default_factory=dict)  # the claimed ones
     shadow: str = ""  # the pools in shadow mode, and the policies that say so
 
 
@@ -138,6 +154,8 @@ def _programmed(found: Findings, accepted: tuple[str, str, str, str]) -> tuple[s
         lost.append(
             f"an older policy (or one whose name comes first) of the same level decides: {_fields(found.conflicts)}"
         )
+    if found.lost_hosts:
+        lost.append(f"claimed first by another: {_fields(found.lost_hosts)}")
     if found.overridden:
         lost.append(f"has no effect anywhere, more specific policies decide: {_fields(found.overridden)}")
     if not lost:
@@ -156,13 +174,26 @@ def conditions_in(document: Mapping[str, Any], installation: str) -> tuple[Condi
     return tuple(_condition(each) for each in given if isinstance(each, Mapping))
 
 
+def hosts_in(document: Mapping[str, Any], installation: str) -> Mapping[str, Standing]:
+    """Read the hosts that the installation has written, as leniently."""
+    given = (_entry_in(document, installation) or {}).get("hosts")
+    return {
+        str(each.get("name")): Standing.IN_FORCE if each.get("inForce") is True else Standing.LOST
+        for each in (given if isinstance(given, list) else ())
+        if isinstance(each, Mapping)
+    }
+
+
 def is_written(wanted: PolicyStatus, document: Mapping[str, Any]) -> bool:
     """Tell whether the document already has this status; the entries of other installations do not matter."""
     entry = _entry_in(document, wanted.installation)
     if entry is None or entry.get("ancestorRef") != wanted.entry()["ancestorRef"]:
         return False
     written = conditions_in(document, wanted.installation)
-    return sorted(written, key=_type) == sorted(wanted.conditions, key=_type)
+    return (
+        sorted(written, key=_type) == sorted(wanted.conditions, key=_type)
+        and hosts_in(document, wanted.installation) == wanted.hosts
+    )
 
 
 def _entry_in(document: Mapping[str, Any], installation: str) -> Mapping[str, Any] | None:

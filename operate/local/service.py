@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
@@ -31,7 +32,7 @@ from kvmesh.redis.address import read_address
 from operate.local.envoy_config import SocketAddress, fill_in, read_template
 from operate.local.errors import BadSettingError, UnnamedModelError
 from operate.local.mesh_view import MeshView, remove_stale, temporary_path
-from operate.local.ports import PortUse, pick_free_port, require_free
+from operate.local.ports import PortUse, require_free
 from operate.local.processes import (
     GrpcReady,
     HttpReady,
@@ -45,6 +46,8 @@ from operate.local.processes import (
 )
 from operate.local.stack_settings import HOST, StackSettings, local
 
+REDIS_SOCKET = "redis"
+MOST_SOCKET_BYTES = 107  # of its path (Linux, unix(7))
 EXTERNAL_REDIS_SECONDS = 10.0
 ASK_SECONDS = 2.0
 POD_RESTART_SECONDS = 5.0  # long enough to watch the other pods take over
@@ -56,14 +59,13 @@ PODS_ARE_ASKED = "the pods are asked for each prompt's tokens, which takes milli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalParts:
-    """Programs, files and ports of one run."""
+    """Programs and files of one run."""
 
     run_directory: Path
     envoy_program: Path
     envoy_config: Path
     redis_program: Path | None  # None if --redis names a server
     redis: str = field(repr=False)
-    redis_port: int
 
 
 def fixed_ports(settings: StackSettings) -> tuple[PortUse, ...]:
@@ -93,7 +95,8 @@ def _redis(parts: LocalParts) -> ProcessSpec:
         name="redis",
         # no persistence: the index is rebuilt from the pods' events
         argv=(
-            *(str(parts.redis_program), "--bind", HOST, "--port", str(parts.redis_port)),
+            # a socket in our folder: a port would be open to every user of the machine
+            *(str(parts.redis_program), "--port", "0", "--unixsocket", str(parts.run_directory / REDIS_SOCKET)),
             *("--save", "", "--appendonly", "no", "--dir", str(parts.run_directory), "--daemonize", "no"),
         ),
         ready=(RedisReady(url=parts.redis),),
@@ -212,13 +215,15 @@ def simulated_tokenizer() -> Path:
 
 async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
     envoy_program = find_envoy()
-    redis_port = pick_free_port(host=HOST, avoid={use.port for use in fixed_ports(settings)})
     if settings.redis:
         redis_program, redis = None, settings.redis
         condition = RedisReady(url=redis)
         await wait_until_ready(condition, name="the Redis of --redis", within_seconds=EXTERNAL_REDIS_SECONDS)
     else:
-        redis_program, redis = find_redis_server(), f"redis://{HOST}:{redis_port}/0"
+        socket = str(directory / REDIS_SOCKET)
+        if len(os.fsencode(socket)) > MOST_SOCKET_BYTES:
+            raise BadSettingError(f"{socket} is too long for a socket: set TMPDIR to a shorter folder")
+        redis_program, redis = find_redis_server(), f"unix://{quote(socket)}?db=0"
     config = fill_in(
         read_template(settings.body_delivery.envoy_file),
         gateway=local(settings.ports.gateway),
@@ -234,7 +239,6 @@ async def _prepare(settings: StackSettings, directory: Path) -> LocalParts:
         envoy_config=envoy_config,
         redis_program=redis_program,
         redis=redis,
-        redis_port=redis_port,
     )
 
 

@@ -133,5 +133,48 @@ async def test_a_model_without_tokens_is_in_the_status_and_in_kubectls_column_un
         await eventually(column, lambda shown: shown == "<none>")
 
 
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_host_stays_with_its_first_claim_when_an_older_policy_claims_it_and_the_picker_restarts(
+    kube: Kube,
+) -> None:
+    kube.apply(
+        policy_crd(), *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": n}} for n in ("hosts", "h"))
+    )
+    kube.kubectl("wait", "--for=condition=Established", "crd", "inferencepolicies.kvmesh.io", "--timeout=30s")
+    kube.apply(kubernetes_object("v1", "Service", "h", "kvmesh-picker", spec={"ports": [{"port": 9002}]}))
+    spec = {"ports": [{"name": "http", "port": 8000}], "selector": {"a": "b"}}
+    names, labels = ("first", "old"), {"kvmesh.io/pool": "true"}
+    kube.apply(*(kubernetes_object("v1", "Service", "hosts", name, spec=spec, labels=labels) for name in names))
+
+    def claims(name: str, *hosts: str) -> dict[str, Any]:
+        target = {"group": "", "kind": "Service", "name": name}
+        return kubernetes_object(
+            POLICY, "InferencePolicy", "hosts", name, spec={"targetRefs": [target], "hosts": list(hosts)}
+        )
+
+    def is_settled(states: list[MeshState]) -> bool:
+        pools = {name: config.hosts for name, config in states[-1].configs.items()}
+        return not states[-1].unwritten and pools == {"hosts/first": {"llm.example.com"}, "hosts/old": frozenset()}
+
+    kube.apply(claims("old"))
+    await asyncio.sleep(1.1)  # creation times are whole seconds
+    kube.apply(claims("first", "llm.example.com"))
+    async with installation(kube, "h", reads=["hosts"]) as before:
+        await eventually(lambda: _done(is_settled(before)), bool)
+        kube.apply(claims("old", "llm.example.com"))
+        await eventually(lambda: _done(before[-1].problems != () and is_settled(before)), bool)
+    async with installation(kube, "h", reads=["hosts"]) as after:
+        await eventually(lambda: _done(after[-1].configs != {}), bool)
+        assert is_settled(after)
+    text = kube.kubectl("get", "infpol", "-n", "hosts", "-o", "yaml")
+    written = {
+        each["metadata"]["name"]: each["status"]["ancestors"][0]["hosts"] for each in yaml.safe_load(text)["items"]
+    }
+    assert written == {
+        "first": [{"name": "llm.example.com", "inForce": True}],
+        "old": [{"name": "llm.example.com", "inForce": False}],
+    }
+
+
 async def _done(value: bool) -> bool:
     return value

@@ -1,9 +1,11 @@
 """`kvmesh up` as a user meets it when something is wrong, and when it is killed."""
 
+import http.client
 import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -130,6 +132,44 @@ def test_a_redis_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pyte
     assert result.exit_code == 1
     assert result.output.startswith(f"kvmesh up: the Redis of --redis was not ready within 0.3 s (PING {url}: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_name_is_too_long_for_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+
+    result = CliRunner().invoke(app, [*arguments(free_ports()), "--no-live"])
+
+    assert result.exit_code == 2
+    assert result.output.endswith("/redis is too long for a socket: set TMPDIR to a shorter folder\n")
+    assert list(long.iterdir()) == []
+
+
+def test_another_user_reaches_no_redis_and_cannot_stop_envoy(tmp_path: Path) -> None:
+    with started(tmp_path) as (process, ready, ports):
+        until(lambda: ready.exists() or process.poll() is not None, "readiness")
+        (folder,) = (tmp_path / "tmp").iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_ISSOCK((folder / "redis").stat().st_mode)
+        redis_pid = json.loads(ready.read_text())["pids"]["redis"]
+        opened = {str(each.readlink()) for each in Path(f"/proc/{redis_pid}/fd").iterdir()}
+        over_tcp = [
+            line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()
+        ]
+        assert not opened & {f"socket:[{fields[9]}]" for fields in over_tcp}
+
+        def status(method: str, path: str) -> int:
+            connection = http.client.HTTPConnection(HOST, ports.envoy_admin, timeout=DEADLINE_SECONDS)
+            connection.request(method, path)
+            return connection.getresponse().status
+
+        for path in ("/", "/stats?usedonly", "/clusters?format=json", "/config_dump", "/server_info"):
+            assert status("GET", path) == 200
+        for path in ("/quitquitquit", "/logging?level=trace", "/drain_listeners", "/healthcheck/fail"):
+            assert status("POST", path) == 403
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=DEADLINE_SECONDS) == 0
 
 
 def test_a_redis_url_that_is_none_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

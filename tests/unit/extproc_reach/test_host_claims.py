@@ -1,13 +1,28 @@
 """Whose a host is."""
 
 from extproc.reach.hosts import HostClaim, LostClaim, SettledHosts, read_hosts, settle_hosts
+from extproc.reach.status import Standing
 
 
-def claim(host: str, pool: str, source: str, created_at: str | None = "2026-01-01T00:00:00Z") -> HostClaim:
-    return HostClaim(host=host, pool=pool, source=source, created_at=created_at)
+def claim(
+    host: str,
+    pool: str,
+    source: str,
+    created_at: str | None = "2026-01-01T00:00:00Z",
+    standing: Standing = Standing.NEW,
+) -> HostClaim:
+    return HostClaim(host=host, pool=pool, source=source, created_at=created_at, standing=standing)
 
 
-def test_a_host_goes_to_the_oldest_claim_then_to_the_first_by_name() -> None:
+def test_a_claim_in_force_comes_before_a_new_one_and_that_before_a_lost_one() -> None:
+    lost = claim("x.com", "a/lost", "a/p1", "2026-01-01T00:00:00Z", Standing.LOST)
+    new = claim("x.com", "a/new", "a/p2", "2026-01-02T00:00:00Z")
+    held = claim("x.com", "a/held", "a/p3", "2026-01-03T00:00:00Z", Standing.IN_FORCE)
+    assert settle_hosts([lost, new, held]).by_pool == {"a/held": {"x.com"}}
+    assert settle_hosts([lost, new]).by_pool == {"a/new": {"x.com"}}
+
+
+def test_of_new_claims_a_host_goes_to_that_of_the_oldest_object_then_to_the_first_by_name() -> None:
     young = claim("x.com", "a/young", "a/p1", "2026-02-01T00:00:00Z")
     ageless = claim("x.com", "a/file", "a/p0", None)
     old = claim("x.com", "a/old", "a/p2")

@@ -269,7 +269,8 @@ def test_hosts_of_policies_and_annotations_lead_to_one_pool_each() -> None:
     }
     assert told(state, "a/young")["Programmed"][1].endswith("spec.hosts[qwen.example.com] (by a/old)")
     assert [problem.words for problem in state.problems] == [
-        "metadata.annotations[kvmesh.io/hosts]: 'no/host' is no host's name"
+        "metadata.annotations[kvmesh.io/hosts]: 'no/host' is no host's name",
+        "spec.hosts: qwen.example.com belongs to a/old, the first claim",
     ]
 
 

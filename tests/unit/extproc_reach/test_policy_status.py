@@ -5,7 +5,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from extproc.policy.model_tokens import NOT_SEEN, ModelTokens
-from extproc.reach.mesh_policy import MeshPolicy
+from extproc.reach.mesh_policy import MeshPolicy, MeshState
 from extproc.reach.status import Condition, Findings, conditions_of, is_written, shortened
 from kvmesh.documents.documents import DocumentKey, StatusUpdate, status_to_write
 from tests.unit.extproc_reach.mesh_documents import (
@@ -264,12 +264,49 @@ def test_an_object_that_was_made_anew_has_times_of_its_own() -> None:
     assert [each.last_transition_time for each in anew.conditions] == ["2026-03-01T00:00:02Z"] * 2
 
 
-def test_who_loses_a_host_to_a_policy_of_another_pool_is_told_at_once() -> None:
+def test_a_host_stays_where_it_was_claimed_first_and_both_sides_are_told() -> None:
     mesh = Mesh()
     hosts = {"hosts": ["llm.example.com"]}
-    young = inference_policy("a/young", hosts, day=9, InferencePool="llama")
-    state = mesh.update(inference_pool("a/llama"), inference_pool("b/qwen"), young)
-    assert told(state, "a/young") == IN_FORCE
-    state = mesh.update(inference_policy("b/old", hosts, day=2, InferencePool="qwen"))
-    assert told(state, "a/young")["Programmed"][1].endswith("decides: spec.hosts[llm.example.com] (by b/old)")
-    assert state.configs["a/llama"].hosts == frozenset()
+    first = inference_policy("a/first", hosts, day=9, InferencePool="llama")
+    old = inference_policy("b/old", {}, day=2, InferencePool="qwen")
+    state = mesh.update(inference_pool("a/llama"), inference_pool("b/qwen"), first, old)
+    assert told(state, "a/first") == IN_FORCE
+
+    def is_settled(state: MeshState) -> None:
+        assert told(state, "b/old")["Programmed"][1].endswith(
+            "claimed first by another: spec.hosts[llm.example.com] (by a/first)"
+        )
+        assert [problem.where for problem in state.problems] == ["InferencePolicy b/old"]
+        assert "llm.example.com is claimed by b/old, too" in told(state, "a/first")["Warning"][1]
+        assert {name: config.hosts for name, config in state.configs.items()} == {
+            "a/llama": {"llm.example.com"},
+            "b/qwen": frozenset(),
+        }
+
+    is_settled(state := mesh.update({**old, "spec": {**old["spec"], **hosts}}))
+    for status in state.unwritten:
+        mesh.write(status)
+    assert not mesh.update().unwritten
+    for restarted in (Mesh(documents=mesh.documents), Mesh(documents=dict(reversed(mesh.documents.items())))):
+        is_settled(restarted.update())
+
+    mesh.remove(first)
+    state = mesh.update()
+    assert told(state, "b/old") == IN_FORCE
+    assert state.configs["b/qwen"].hosts == {"llm.example.com"}
+    is_back = mesh.update(first)
+    assert is_back.configs["a/llama"].hosts == frozenset()
+
+
+def test_an_annotated_host_is_not_taken_by_an_older_policy_either() -> None:
+    mesh = Mesh()
+    old = inference_policy("b/old", {}, day=2, InferencePool="qwen")
+    mesh.update(inference_pool("a/llama", day=5, hosts="llm.example.com"), inference_pool("b/qwen"), old)
+    state = mesh.update({**old, "spec": {**old["spec"], "hosts": ["llm.example.com"]}})
+    for status in state.unwritten:
+        mesh.write(status)
+
+    for state in (mesh.update(), Mesh(documents=mesh.documents).update()):
+        assert state.configs["a/llama"].hosts == {"llm.example.com"}
+        assert told(state, "b/old")["Programmed"][1].endswith("(by InferencePool a/llama)")
+        assert [problem.reason for problem in state.problems] == ["host-claimed"]

@@ -24,7 +24,6 @@ def parts(*, redis_program: Path | None = Path("/bin/redis-server")) -> LocalPar
         envoy_config=Path("/run/envoy.json"),
         redis_program=redis_program,
         redis="rediss://:hunter2@127.0.0.1:7000/0?ca_file=/tls/ca.pem",
-        redis_port=7000,
     )
 
 
@@ -33,7 +32,8 @@ def test_the_whole_mesh_is_planned_in_two_stages_with_every_flag_spelled_out() -
 
     assert [{spec.name: " ".join(spec.argv) for spec in stage} for stage in stages] == [
         {
-            "redis": "/bin/redis-server --bind 127.0.0.1 --port 7000 --save  --appendonly no --dir /run --daemonize no",
+            "redis": "/bin/redis-server --port 0 --unixsocket /run/redis"
+            " --save  --appendonly no --dir /run --daemonize no",
             "pod-0": f"{KVMESH} sim --host 127.0.0.1 --sim-port 8101 --pods 1 --model tiny --tokenizer /tok",
             "pod-1": f"{KVMESH} sim --host 127.0.0.1 --sim-port 8102 --pods 1 --model tiny --tokenizer /tok",
         },
