@@ -84,10 +84,10 @@ def _rank(claim: HostClaim) -> tuple[int, str, str, str]:
 
 
 class HostBook:
-    """The last standing of each claim; a picker that starts reads it in the policies' statuses."""
+    """The standing of each claim. Those in the policies' statuses come first: all replicas read them, and restarts."""
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[str, Standing]] = {}  # by source and host
+        self._known: dict[str, dict[str, Standing]] = {}  # as decided last, by source and host
 
     def settle(
         self,
@@ -126,12 +126,20 @@ class HostBook:
         ]
         return settled, tuple(problems)
 
+    def agrees(self, written: Mapping[str, Mapping[str, Standing]]) -> bool:
+        """Tell whether the statuses have the same standings; the leader may have met two claims in another order."""
+        return all(
+            written.get(source, {}).get(host, standing) is standing
+            for source, standings in self._known.items()
+            for host, standing in standings.items()
+        )
+
     def standings(self, source: str) -> Mapping[str, Standing]:
         """Return the standings of a policy's claims, by host."""
         return self._known.get(source, {})
 
     def _standing(self, claim: HostClaim, written: Mapping[str, Mapping[str, Standing]]) -> Standing:
-        for standings in (self._known, written):
+        for standings in (written, self._known):
             if (standing := standings.get(claim.source, {}).get(claim.host)) is not None:
                 return standing
         return Standing.NEW

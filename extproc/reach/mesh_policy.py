@@ -30,7 +30,7 @@ from extproc.reach.findings import FindingsBook, StatusBook, refusals
 from extproc.reach.hosts import HostBook, SettledHosts
 from extproc.reach.intake import Intake
 from extproc.reach.outcomes import OBJECTIVE, REWRITE, SETTINGS, Extensions, Outcome, OutcomeBook, PoolLayer
-from extproc.reach.status import Findings, PolicyStatus, hosts_in
+from extproc.reach.status import Findings, PolicyStatus, Standing, hosts_in
 from kvmesh.documents.documents import Document, DocumentProblem, Snapshot
 from kvmesh.documents.pool_resolver import PoolResolver
 from kvmesh.documents.pools import Pool, PoolEndpoint, ResolvedPools
@@ -193,7 +193,7 @@ class MeshPolicy:
             self._rewrites.take(documents.get(REWRITE, ())),
             self._look_around(documents, resolved.pools),
         ]
-        if any(taken):
+        if any(taken) or (policies is not self._policies_seen and not self._hosts.agrees(self._written_hosts())):
             self._settled = None
         settled = self._settled
         if settled is None or policies is not self._policies_seen or tokens != self._tokens_seen:  # else only pods
@@ -252,8 +252,7 @@ class MeshPolicy:
                 for pool in pools
             }
         )
-        written = {source: hosts_in(each.document, self.installation) for source, each in held.items()}
-        hosts, host_problems = self._hosts.settle(pools.values(), outcomes, self._reach, written)
+        hosts, host_problems = self._hosts.settle(pools.values(), outcomes, self._reach, self._written_hosts())
         return Settled(
             reach=self._reach,
             coverages=coverages,
@@ -262,6 +261,9 @@ class MeshPolicy:
             host_problems=host_problems,
             findings=self._found.settle(held, coverages, outcomes, hosts.lost, self._hosts.standings),
         )
+
+    def _written_hosts(self) -> Mapping[str, Mapping[str, Standing]]:
+        return {source: hosts_in(each.document, self.installation) for source, each in self._policies.held.items()}
 
     def _settings_layers(self) -> tuple[PoolLayer, ...]:
         if not self.settings:

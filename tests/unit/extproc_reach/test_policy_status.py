@@ -294,8 +294,32 @@ def test_a_host_stays_where_it_was_claimed_first_and_both_sides_are_told() -> No
     state = mesh.update()
     assert told(state, "b/old") == IN_FORCE
     assert state.configs["b/qwen"].hosts == {"llm.example.com"}
+    for status in state.unwritten:
+        mesh.write(status)
     is_back = mesh.update(first)
     assert is_back.configs["a/llama"].hosts == frozenset()
+
+
+def test_replicas_that_saw_two_claims_in_another_order_agree_once_the_leader_has_written() -> None:
+    pools = (inference_pool("a/llama"), inference_pool("b/qwen"))
+    claims = [
+        inference_policy("a/one", {"hosts": ["llm.example.com"]}, InferencePool="llama"),
+        inference_policy("b/two", {"hosts": ["llm.example.com"]}, InferencePool="qwen"),
+    ]
+    leader, other = Mesh(), Mesh()
+    for mesh, order in ((leader, claims), (other, claims[::-1])):
+        mesh.update(*pools)
+        for claim in order:
+            mesh.update(claim)
+    for status in leader.policy.state.unwritten:
+        leader.write(status)
+    other.documents = leader.documents
+
+    for mesh in (leader, other):
+        assert {name: config.hosts for name, config in mesh.update().configs.items()} == {
+            "a/llama": {"llm.example.com"},
+            "b/qwen": frozenset(),
+        }
 
 
 def test_an_annotated_host_is_not_taken_by_an_older_policy_either() -> None:
