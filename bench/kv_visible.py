@@ -157,6 +157,7 @@ async def measure(url: str, folder: str, *, rate: float, seconds: float, sources
             while await asyncio.wait_for(seen(source), READY_SECONDS) >= GIVE_UP_SECONDS:
                 assert process.poll() is None, (Path(folder) / "indexer.log").read_text()
                 assert time.monotonic() < deadline, (Path(folder) / "indexer.log").read_text()
+        unheard = publishers.batches - await _applied(reader)  # the first probe, from before the indexer subscribed
         load = asyncio.create_task(publishers.run(batches_a_second=rate / blocks), name="load")
         await asyncio.sleep(WARM_SECONDS)
         client: Any = redis.Redis.from_url(url)
@@ -173,8 +174,7 @@ async def measure(url: str, folder: str, *, rate: float, seconds: float, sources
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
         await asyncio.gather(*(seen(source) for source in range(sources)))  # what was sent before is applied by then
-        applied = sum({line.endpoint: line.events for line in await reader.sources()}.values())
-        lost = publishers.batches - applied
+        lost = publishers.batches - unheard - await _applied(reader)
     await reader.close()
     publishers.close()
     waits.sort()
@@ -193,6 +193,10 @@ async def measure(url: str, folder: str, *, rate: float, seconds: float, sources
         "indexer_us_a_batch": round(indexer_cpu / published * 1e6),  # what it does beside the batches included
         "redis_cores_with_polling": round(redis_cpu / wall, 2),
     }
+
+
+async def _applied(reader: PrefixIndexReader) -> int:
+    return sum({line.endpoint: line.events for line in await reader.sources()}.values())
 
 
 def _process_cpu(pid: int) -> float:
