@@ -102,7 +102,7 @@ class Publishers:
 
 
 def _load(source: int, *, blocks: int) -> list[bytes]:
-    """Payloads that are made before: what is measured is not this process's encoding."""
+    """Return payloads, encoded before the measurement."""
     first = 1 << 24
     stores = [f.payload for f in frames(first_seq=first, batches=LOAD_BATCHES, blocks=blocks, source=source)]
     removes = [
@@ -113,7 +113,7 @@ def _load(source: int, *, blocks: int) -> list[bytes]:
 
 
 def probe(number: int, *, blocks: int) -> tuple[bytes, bytes]:
-    """A prompt that nobody has had, as an event and as the tokens to look up."""
+    """Return a new prompt as an event, and its tokens."""
     tokens = [(number * 104_729 + i * 31) % 150_000 for i in range(blocks * BLOCK_SIZE)]
     event = {
         "type": "BlockStored",
@@ -173,7 +173,7 @@ async def measure(url: str, folder: str, *, rate: float, seconds: float, sources
         assert not load.done(), load
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
-        await asyncio.gather(*(seen(source) for source in range(sources)))  # what was sent before is applied by then
+        await asyncio.gather(*(seen(source) for source in range(sources)))  # everything earlier is applied by then
         lost = publishers.batches - unheard - await _applied(reader)
     await reader.close()
     publishers.close()
@@ -190,7 +190,7 @@ async def measure(url: str, folder: str, *, rate: float, seconds: float, sources
         "p99_ms": round(waits[len(waits) * 99 // 100] * 1e3, 2),
         "max_ms": round(waits[-1] * 1e3, 2),
         "indexer_cores": round(indexer_cpu / wall, 2),
-        "indexer_us_a_batch": round(indexer_cpu / published * 1e6),  # what it does beside the batches included
+        "indexer_us_a_batch": round(indexer_cpu / published * 1e6),  # with all its other work
         "redis_cores_with_polling": round(redis_cpu / wall, 2),
     }
 

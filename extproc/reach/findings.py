@@ -132,7 +132,7 @@ def _author(warning: str, outcome: Outcome) -> str:
 def _findings(
     held: Held[InferencePolicy],
     coverage: Coverage,
-    claims: "_Claims",
+    claims: _Claims,
     shares: Sequence[tuple[_Share, list[str]]],
 ) -> Findings:
     conflicts: defaultdict[str, set[Path]] = defaultdict(set)
@@ -183,7 +183,7 @@ def _overridden(shares: Sequence[tuple[_Share, list[str]]], conflicts: Container
     return {names: sorted(paths) for names, paths in found.items()}
 
 
-def _lost_hosts(claims: "_Claims") -> Mapping[str, Sequence[str]]:
+def _lost_hosts(claims: _Claims) -> Mapping[str, Sequence[str]]:
     """Return winner -> hosts."""
     hosts: defaultdict[str, list[str]] = defaultdict(list)
     for lost in claims.lost:
@@ -192,7 +192,7 @@ def _lost_hosts(claims: "_Claims") -> Mapping[str, Sequence[str]]:
     return hosts
 
 
-def _host_warnings(claims: "_Claims") -> list[str]:
+def _host_warnings(claims: _Claims) -> list[str]:
     """Return warnings about hosts without a pool, and about rivals."""
     unassigned: defaultdict[str, list[str]] = defaultdict(list)
     for lost in claims.lost:

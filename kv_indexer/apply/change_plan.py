@@ -69,10 +69,7 @@ class Plan:
     @property
     def cost(self) -> int:
         """Return how long the operations will hold Redis, in blocks."""
-        total = OPERATION_BLOCKS * len(self.operations)
-        for operation in self.operations:
-            total += 0 if isinstance(operation, Clear) else len(operation.hashes) // KEY_BYTES
-        return total
+        return cost_of(self.operations)
 
     def cut(self, blocks: int) -> list[Operation]:
         """Take out the first operations, up to a cost of `blocks`."""
@@ -86,6 +83,11 @@ class Plan:
             taken.append(self.operations.pop(0))
             left -= cost
         return taken
+
+
+def cost_of(operations: Sequence[Operation]) -> int:
+    """Return how long the operations will hold Redis, in blocks."""
+    return sum(map(_cost, operations))
 
 
 def _cost(operation: Operation) -> int:

@@ -5,35 +5,28 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from kv_indexer.apply.batches import BLOCKS_A_CHANGE
-from kvmesh.blocks.block_keys import KEY_BYTES
-from kvmesh.blocks.index_changes import Clear, IndexChange
 from kvmesh.redis.protocol import Argument, array_of, checked
 
 Waiting = tuple[Sequence[Argument], asyncio.Future[Any]]
 
 
-def blocks_of(change: IndexChange) -> int:
-    """Return how many blocks the change names."""
-    return sum(len(each.hashes) for each in change.operations if not isinstance(each, Clear)) // KEY_BYTES
-
-
 class GatheredChanges:
-    """Joins the changes of one turn of the event loop; a call has BLOCKS_A_CHANGE blocks at most, or one change."""
+    """Joins the changes of one turn of the event loop; a call costs BLOCKS_A_CHANGE at most, or is one change."""
 
     def __init__(self, run: Callable[..., Awaitable[Any]]) -> None:
         """`run` calls the script with these arguments; it raises IndexUnavailableError, or returns a reply a change."""
         self._run = run
         self._joined: list[Waiting] | None = None  # changes behind the first of this turn
-        self._blocks = 0  # of all of these
+        self._cost = 0  # of all of these, in blocks
         self._calls: set[asyncio.Task[None]] = set()
 
-    async def write(self, arguments: Sequence[Argument], *, blocks: int) -> Any:
+    async def write(self, arguments: Sequence[Argument], *, cost: int) -> Any:
         """Return the script's reply to a change. Raise IndexUnavailableError."""
-        if self._joined is not None and self._blocks + blocks <= BLOCKS_A_CHANGE:
-            self._blocks += blocks
+        if self._joined is not None and self._cost + cost <= BLOCKS_A_CHANGE:
+            self._cost += cost
             return checked(await self._join(self._joined, arguments))
         joined: list[Waiting] = []
-        self._joined, self._blocks = joined, blocks
+        self._joined, self._cost = joined, cost
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:

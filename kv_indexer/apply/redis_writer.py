@@ -13,7 +13,8 @@ from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 
-from kv_indexer.apply.gathered_changes import GatheredChanges, blocks_of
+from kv_indexer.apply.change_plan import cost_of
+from kv_indexer.apply.gathered_changes import GatheredChanges
 from kvmesh.blocks.block_keys import KEY_BYTES
 from kvmesh.blocks.index_changes import Applied, IndexChange, pack_hashes
 from kvmesh.blocks.source import Claim, Registry, SourceState, Stream, StreamPosition
@@ -98,7 +99,7 @@ class RedisIndexWriter:
 
     async def apply(self, claim: Claim, change: IndexChange) -> Applied | None:
         """See `ports.IndexWriter`."""
-        reply = await self._changes.write(change_arguments(claim, change), blocks=blocks_of(change))
+        reply = await self._changes.write(change_arguments(claim, change), cost=cost_of(change.operations))
         raise_if_fenced(claim, reply)
         if reply[0] != 1:
             return None

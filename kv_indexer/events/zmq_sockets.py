@@ -82,7 +82,7 @@ class ZmqLiveEvents:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._signals: SocketSignals | None = None
-        self._is_watched = False  # the monitor has nothing that we have not read
+        self._monitor_is_read = False
         self._is_interrupted = False
 
     async def connect(self) -> None:
@@ -106,7 +106,7 @@ class ZmqLiveEvents:
         socket.subscribe(b"")
         self._monitor = socket.get_monitor_socket(_WATCHED)
         self._signals = signals = SocketSignals(socket, self._monitor, on_readable=self._read, turns=self._turns)
-        self._is_watched = False
+        self._monitor_is_read = False
         try:
             socket.connect(self._address)
             async with asyncio.timeout(self._connect_timeout):
@@ -167,20 +167,20 @@ class ZmqLiveEvents:
         """Read the monitor's events; raise FeedLostError if the connection is gone."""
         if self._monitor is None:
             raise FeedLostError(f"events at {self._address}: not connected")
+        if self._monitor_is_read:
+            return False
         shook = False
-        if self._is_watched:
-            return shook
         while is_readable(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
             if event & _GONE:
                 raise FeedLostError(f"events at {self._address}: connection refused, closed by the pod, or silent")
             shook = shook or event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        self._is_watched = True
+        self._monitor_is_read = True
         return shook
 
     def _read(self, socket: "zmq.Socket[bytes]") -> None:
         if socket is self._monitor:
-            self._is_watched = False
+            self._monitor_is_read = False
         else:
             self._fill()
 

@@ -134,15 +134,15 @@ local function ready_to_store(source, tier, block_size)
   return reason
 end
 
--- The arguments from `before` + 1 to `last` are those of one change.
-local function apply(before, last)
+-- The arguments of one change are `before` + 1 to `ending`.
+local function apply(before, ending)
   local name, fence, expected, previous_seq, last_seq, last_ts, last_crc, events, groups, degraded, part_before, part =
     unpack(ARGV, before + 1, before + HEAD)
-  local first = before + HEAD + 1
+  local operations = before + HEAD + 1
   stream = stream_key(name)
   local names = {'fence', 'lease_until', 'epoch', 'last_seq', 'events', 'degraded', 'state', 'endpoint', 'rank', 'part'}
   local tiers = {}
-  for i = first, last, 6 do
+  for i = operations, ending, 6 do
     local tier = ARGV[i + 1]
     if tier ~= '' and not tiers[tier] then
       local n = #names
@@ -170,7 +170,8 @@ local function apply(before, last)
     sources[tier] = {slot = slot, old = old, since = tonumber(at[n + 3]) or 0, removes = at[n + 4],
       blocks = slot and call('HLEN', held_key(slot)) or 0}
   end
-  for i = first, last, 6 do
+
+  for i = operations, ending, 6 do
     local kind, tier, suffix, hashes, keys = ARGV[i], ARGV[i + 1], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
     local count = #hashes / 8
     if kind == 'C' then
@@ -214,11 +215,11 @@ local function apply(before, last)
   return {1, epoch, reasons}
 end
 
-local replies, at = {}, 3
-while at < #ARGV do
-  local last = at + ARGV[at]
-  local done, reply = pcall(apply, at, last) -- an error must not keep the other streams' changes back
+local replies, before = {}, 3
+while before < #ARGV do
+  local ending = before + ARGV[before]
+  local done, reply = pcall(apply, before, ending) -- an error must not keep the other streams' changes back
   replies[#replies + 1] = (done or type(reply) == 'table') and reply or {err = 'ERR Error running script: ' .. reply}
-  at = last + 1
+  before = ending + 1
 end
 return replies

@@ -37,9 +37,14 @@ class Script:
         return answers[self.lacks :]
 
 
-async def results(changes: GatheredChanges, *firsts: str, blocks: int = 1) -> Sequence[Any]:
-    writes = [changes.write([first, "more"], blocks=blocks) for first in firsts]
+async def results(changes: GatheredChanges, *firsts: str, cost: int = 1) -> Sequence[Any]:
+    writes = [changes.write([first, "more"], cost=cost) for first in firsts]
     return await asyncio.gather(*writes, return_exceptions=True)
+
+
+async def called(script: Script, times: int = 1) -> None:
+    while len(script.calls) < times:
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -57,18 +62,16 @@ async def test_a_change_of_a_later_turn_does_not_wait_for_the_answer_to_an_earli
     changes = GatheredChanges(script)
     script.may_answer.clear()
     first = asyncio.create_task(results(changes, "a", "b"))
-    while not script.calls:
-        await asyncio.sleep(0)
+    await called(script)
     second = asyncio.create_task(results(changes, "c"))
-    while len(script.calls) < 2:
-        await asyncio.sleep(0)
+    await called(script, 2)
     script.may_answer.set()
 
     assert (await first, await second) == ([["a"], ["b"]], [["c"]])
 
 
 async def test_large_changes_are_calls_of_their_own(script: Script) -> None:
-    assert await results(GatheredChanges(script), "a", "b", blocks=BLOCKS_A_CHANGE) == [["a"], ["b"]]
+    assert await results(GatheredChanges(script), "a", "b", cost=BLOCKS_A_CHANGE) == [["a"], ["b"]]
     assert len(script.calls) == 2
 
 
@@ -93,7 +96,7 @@ async def test_a_failed_call_and_a_strange_answer_are_an_error_of_each(script: S
 @pytest.mark.parametrize("gone", [0, 1, 2])
 async def test_a_cancelled_change_takes_no_other_along(script: Script, gone: int) -> None:
     changes = GatheredChanges(script)
-    tasks = [asyncio.create_task(changes.write([first], blocks=1)) for first in ("a", "b", "c")]
+    tasks = [asyncio.create_task(changes.write([first], cost=1)) for first in ("a", "b", "c")]
     await asyncio.sleep(0)
     tasks[gone].cancel()
     done = await asyncio.gather(*tasks, return_exceptions=True)
@@ -108,8 +111,7 @@ async def test_closing_waits_for_the_calls_under_way(script: Script) -> None:
     changes = GatheredChanges(script)
     script.may_answer.clear()
     writing = asyncio.create_task(results(changes, "a", "b"))
-    while not script.calls:
-        await asyncio.sleep(0)
+    await called(script)
     closing = asyncio.create_task(changes.close())
     await asyncio.sleep(0)
     assert not closing.done()
