@@ -237,6 +237,8 @@ class KvLoader:
     async def _renew(self, engine_id: str, engine: _AwaitedEngine) -> None:
         with suppress(PeerError):
             async with connected(engine.host, engine.port) as channel:
+                if not engine.request_ids:  # all were read while this one connected
+                    return
                 await channel.ask(Heartbeat(engine_id=engine_id, request_ids=sorted(engine.request_ids)))
 
     def _stop_heartbeats(self, prompt: RemotePrompt) -> None:

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -61,7 +62,7 @@ class Crowd:
     def send(self, count: int) -> None:
         """Send so many requests, of all classes in turn."""
         for number in range(count):
-            self._tasks.append(asyncio.create_task(self._one(CLASSES[number % len(CLASSES)], number)))
+            self._tasks.append(asyncio.create_task(self._one(CLASSES[number % len(CLASSES)])))
 
     async def ended(self) -> Counter[int]:
         """Wait for every request; return how many got which status. None may take longer than it may wait."""
@@ -76,8 +77,9 @@ class Crowd:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    async def _one(self, objective: str, number: int) -> Ended:
-        body = {"model": MODEL, "prompt": f"{number} times", "max_tokens": 5}
+    async def _one(self, objective: str) -> Ended:
+        # its own prompt: a request under which a pod died is refused for a minute
+        body = {"model": MODEL, "prompt": uuid.uuid4().hex, "max_tokens": 5}
         began = time.monotonic()
         headers = {OBJECTIVE: objective, TENANT: "acme"}
         async with self._http.post(f"{self._gateway}/v1/completions", json=body, headers=headers) as response:
