@@ -237,13 +237,11 @@ class KvLoader:
     async def _renew(self, engine_id: str, engine: _AwaitedEngine) -> None:
         with suppress(PeerError):
             async with connected(engine.host, engine.port) as channel:
-                if not engine.request_ids:  # all were read while this one connected
-                    return
-                await channel.ask(Heartbeat(engine_id=engine_id, request_ids=sorted(engine.request_ids)))
+                if engine.request_ids:  # else all were read while it connected
+                    await channel.ask(Heartbeat(engine_id=engine_id, request_ids=sorted(engine.request_ids)))
 
     def _stop_heartbeats(self, prompt: RemotePrompt) -> None:
-        engine = self._awaited.get(prompt.engine_id or "")
-        if engine is None:
+        if (engine := self._awaited.get(prompt.engine_id or "")) is None:
             return
         engine.request_ids.discard(prompt.request_id or "")
         if not engine.request_ids:
