@@ -1,7 +1,7 @@
 """InferenceObjective and InferenceModelRewrite (v1alpha2), translated into the terms of a pool's policy.
 
-Both API groups are read: llm-d.ai, and inference.networking.x-k8s.io.
-Fields: https://github.com/llm-d/llm-d-inference-scheduler, `apix`. Unknown fields are ignored: the resources are not
+Both API groups are read: llm-d.ai, and inference.networking.x-k8s.io; of llm-d.ai's objectives also v1, with several
+pools. Fields: https://github.com/llm-d/llm-d-router, `apix`. Unknown fields are ignored: the resources are not
 ours.
 """
 
@@ -19,6 +19,7 @@ from extproc.policy.schema import Name, Section, Text, kind_of
 
 GROUPS = ("llm-d.ai", "inference.networking.x-k8s.io")
 VERSION = "v1alpha2"
+LLM_D_OBJECTIVE = ("llm-d.ai", "v1", "InferenceObjective")
 MOST_RULES = 10_000
 NAME = Text(least=1, most=253, pattern="", meaning="")
 T = TypeVar("T", bound=Section)
@@ -31,7 +32,7 @@ class Objective:
     namespace: str
     name: str
     created_at: str  # RFC 3339, "" unknown
-    pool: str  # namespace/name
+    pools: tuple[str, ...]  # namespace/name
     priority: int
 
 
@@ -65,7 +66,8 @@ class _PoolRef(_Open, frozen=True, kw_only=True):
 
 
 class _ObjectiveSpec(_Open, frozen=True, kw_only=True):
-    pool_ref: _PoolRef
+    pool_ref: _PoolRef | None = None
+    pool_refs: Annotated[tuple[_PoolRef, ...], Meta(max_length=16)] = ()
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
 
 
@@ -105,8 +107,11 @@ class _RewriteSpec(_Open, frozen=True, kw_only=True):
 def read_objective(document: Mapping[str, Any]) -> Objective:
     """Read an InferenceObjective. Raise PolicyDocumentError with the path of the wrong field."""
     metadata, spec = _read(document, "InferenceObjective", _ObjectiveSpec)
-    pool = f"{metadata['namespace']}/{spec.pool_ref.name}"
-    return Objective(**metadata, pool=pool, priority=spec.priority)
+    references = spec.pool_refs or ((spec.pool_ref,) if spec.pool_ref else ())
+    if not references:
+        raise PolicyDocumentError("spec.poolRef", "is missing; in v1 poolRefs (poolSelector is not read)")
+    pools = tuple(f"{metadata['namespace']}/{reference.name}" for reference in references)
+    return Objective(**metadata, pools=pools, priority=spec.priority)
 
 
 def read_model_rewrite(document: Mapping[str, Any]) -> ModelRewrite:
@@ -126,7 +131,7 @@ def objectives_of(
     ordered = sorted(classes.items(), key=lambda item: (-item[1].priority, item[0]))
     found: dict[str, str] = {}
     for objective in sorted(objectives, key=_age):
-        if objective.pool == pool and ordered:
+        if pool in objective.pools and ordered:
             fitting = [name for name, known in ordered if known.priority <= objective.priority]
             found.setdefault(objective.name, fitting[0] if fitting else ordered[-1][0])
     return found
@@ -155,7 +160,7 @@ def _age(resource: Objective | ModelRewrite) -> tuple[bool, str, str, str]:
 def _read(document: object, kind: str, struct: type[T]) -> tuple[dict[str, str], T]:
     given = record_of(document, "document")
     group, _, version = str(given.get("apiVersion", "")).partition("/")
-    if group not in GROUPS or version != VERSION:
+    if (group not in GROUPS or version != VERSION) and (group, version, kind) != LLM_D_OBJECTIVE:
         wanted = " or ".join(f"{known}/{VERSION}" for known in GROUPS)
         raise PolicyDocumentError("apiVersion", f"must be {wanted}, not {shown(given.get('apiVersion'))}")
     if given.get("kind") != kind:

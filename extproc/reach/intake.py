@@ -5,7 +5,7 @@ Independent of the kind: the reading function is an argument.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -76,12 +76,13 @@ class Intake(Generic[T]):
             for source, held in self.held.items()
         )
 
-    def good_by(self, key: Callable[[T], str]) -> dict[str, tuple[Held[T], ...]]:
-        """Return the documents in force, grouped by a key of their value."""
+    def good_by(self, keys: Callable[[T], Iterable[str]]) -> dict[str, tuple[Held[T], ...]]:
+        """Return the documents in force by the keys of their values."""
         found: defaultdict[str, list[Held[T]]] = defaultdict(list)
         for held in self.held.values():
             if held.good is not None:
-                found[key(held.good)].append(held)
+                for key in keys(held.good):
+                    found[key].append(held)
         return {name: tuple(group) for name, group in found.items()}
 
     def doubles(self) -> Iterator[tuple[str, str, str]]:

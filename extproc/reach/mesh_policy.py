@@ -245,7 +245,8 @@ class MeshPolicy:
         held = self._policies.held
         coverages = self._layers.cover(held, self._reach)
         layers = self._layers.layers(held, pools=pools, settings=self._settings_layers())
-        objectives, rewrites = self._objectives.good_by(_pool_of), self._rewrites.good_by(_pool_of)
+        objectives = self._objectives.good_by(lambda each: each.pools)
+        rewrites = self._rewrites.good_by(lambda each: (each.pool,))
         outcomes = self.book.settle(
             {
                 pool: (layers[pool], Extensions(objectives=objectives.get(pool, ()), rewrites=rewrites.get(pool, ())))
@@ -355,7 +356,3 @@ def explain_state(
     near = {root_namespace, *(name.partition("/")[0] for name in names)}
     problems = explain_problems(state.problems, namespaces=near)
     return {"target": target, "pools": [explained(name) for name in names], "problems": problems}
-
-
-def _pool_of(value: Objective | ModelRewrite) -> str:
-    return value.pool

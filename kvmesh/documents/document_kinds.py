@@ -126,9 +126,11 @@ MESH_KINDS: tuple[DocumentKind, ...] = (
     DocumentKind(group=_GATEWAY, version="v1", kind="HTTPRoute", plural="httproutes", keep=_route),
     DocumentKind(group=_GATEWAY, version="v1", kind="Gateway", plural="gateways", keep=_spec),
 )
+# in published files, not served by an API server
+_FILED = DocumentKind(group=_LLM_D, version="v1", kind="InferenceObjective", plural="inferenceobjectives", keep=_spec)
 
 
 def kind_of(document: Document) -> DocumentKind | None:
     """Return the kind of a document; None if we do not read it, as with other versions of our kinds."""
     wanted = (document.get("apiVersion"), document.get("kind"))
-    return next((each for each in MESH_KINDS if (each.api_version, each.kind) == wanted), None)
+    return next((each for each in (*MESH_KINDS, _FILED) if (each.api_version, each.kind) == wanted), None)

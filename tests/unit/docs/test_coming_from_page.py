@@ -132,7 +132,7 @@ def test_objectives_and_rewrites_of_both_groups_are_read() -> None:
         head = {"apiVersion": f"{group}/v1alpha2", "metadata": {"name": "a", "namespace": "llm"}}
         reference = {"name": "vllm-llama"}
         objective = {**head, "kind": "InferenceObjective", "spec": {"poolRef": reference, "priority": 1}}
-        assert read_objective(objective).pool == "llm/vllm-llama"
+        assert read_objective(objective).pools == ("llm/vllm-llama",)
         rules = [{"targets": [{"modelRewrite": "b"}]}]
         rewrite = {**head, "kind": "InferenceModelRewrite", "spec": {"poolRef": reference, "rules": rules}}
         assert read_model_rewrite(rewrite).pool == "llm/vllm-llama"

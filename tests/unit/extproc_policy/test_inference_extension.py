@@ -53,7 +53,7 @@ def rewrite(name: str, *rules: tuple[list[str], list[str]], age: str = "2026-01-
 @pytest.mark.parametrize("group", ["llm-d.ai", "inference.networking.x-k8s.io"])
 def test_an_objective_is_read_from_both_groups_that_had_it(group: str) -> None:
     assert objective("fast", 7, group=group) == Objective(
-        namespace="prod", name="fast", created_at="2026-01-01T00:00:00Z", pool=POOL, priority=7
+        namespace="prod", name="fast", created_at="2026-01-01T00:00:00Z", pools=(POOL,), priority=7
     )
 
 
@@ -159,9 +159,19 @@ def test_a_wrong_resource_is_refused_with_its_path(kind: str, spec: Any, message
     assert str(refused.value).startswith(message)
 
 
+def test_an_objective_of_version_1_may_name_several_pools() -> None:
+    document = resource("InferenceObjective", "fast", {"priority": 7}) | {"apiVersion": "llm-d.ai/v1"}
+    references = [{"name": "llama"}, {"group": "inference.networking.k8s.io", "name": "qwen"}]
+    found = read_objective(document | {"spec": {"priority": 7, "poolRefs": references}})
+    assert (found.pools, found.priority) == (("prod/llama", "prod/qwen"), 7)
+    assert all(objectives_of(pool, [found], DEFAULT_CLASSES) for pool in found.pools)
+    with pytest.raises(PolicyDocumentError, match=r"^spec\.poolRef: is missing; in v1 poolRefs "):
+        read_objective(document | {"spec": {"poolSelector": {"matchLabels": {"app": "llama"}}}})
+
+
 def test_other_versions_and_groups_are_refused() -> None:
     document = resource("InferenceObjective", "a", {})
-    for version in ("llm-d.ai/v1", "example.org/v1alpha2", "v1"):
+    for version in ("llm-d.ai/v2", "inference.networking.x-k8s.io/v1", "example.org/v1alpha2", "v1"):
         with pytest.raises(PolicyDocumentError, match=r"apiVersion: must be llm-d\.ai/v1alpha2 or "):
             read_objective(document | {"apiVersion": version})
 
