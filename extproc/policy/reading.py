@@ -40,7 +40,7 @@ def read_record(kind: Record, value: object, path: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, prop in kind.properties.items():
         if name in given:
-            found[name] = _read(prop.kind, given[name], f"{path}.{name}")
+            found[name] = read_value(prop.kind, given[name], f"{path}.{name}")
         elif prop.required:
             raise PolicyDocumentError(f"{path}.{name}", "is missing")
         elif prop.filled is not None:
@@ -102,7 +102,8 @@ def shown(value: object) -> str:
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 
-def _read(kind: Kind, value: object, path: str) -> Any:
+def read_value(kind: Kind, value: object, path: str) -> Any:
+    """Return a value of this kind, or raise PolicyDocumentError."""
     match kind:
         case Record():
             return read_record(kind, value, path)
@@ -171,7 +172,7 @@ def _read_list(kind: ListOf, value: object, path: str) -> Any:
         raise PolicyDocumentError(path, f"must be a list, not {shown(value)}")
     if not kind.least <= len(value) <= kind.most:
         raise PolicyDocumentError(path, f"must have {kind.least} to {kind.most} items, not {len(value)}")
-    items = [_read(kind.item, item, f"{path}[{i}]") for i, item in enumerate(value)]
+    items = [read_value(kind.item, item, f"{path}[{i}]") for i, item in enumerate(value)]
     names: list[tuple[object, ...]] = [(item,) for item in items] if kind.unique else []
     if kind.keys:
         names = [tuple(item.get(key) for key in kind.keys) for item in items]

@@ -54,12 +54,13 @@ def explained_spec(fields: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any],
             words[f"spec.models.rules[{len(rules)}]"] = words.pop(path)
             nested["models"]["rules"] = [*rules, value]
             continue
-        _put(nested, tuple(_steps(path)), value)
+        put_field(nested, path, value)
     return written_spec(nested), words
 
 
-def _put(nested: dict[str, Any], steps: tuple[str, ...], value: Any) -> None:
-    place = nested
+def put_field(nested: dict[str, Any], path: str, value: Any) -> None:
+    """Set the field of a path such as "spec.priorities.classes[chat].priority" in merged fields."""
+    place, steps = nested, tuple(_steps(path))
     for step in steps[:-1]:
         place = place.setdefault(step, {})
     # a policy's own rules precede the extension's, wherever the path sorts
@@ -79,7 +80,7 @@ def _steps(path: str) -> Iterator[str]:
 
 
 def _origin(field: Mapping[str, Any]) -> str:
-    over = [f"{lost['policy']} ({_flow(lost['value'])})" for lost in field["over"]]
+    over = [f"{lost['policy']} ({in_one_line(lost['value'])})" for lost in field["over"]]
     return f"{field['policy']}, {field['level']}" + (f", over {', '.join(over)}" if over else "")
 
 
@@ -103,7 +104,7 @@ def resource_text(
 ) -> str:
     """Return an InferencePolicy as YAML, with `head` as comments at the top and `words` (by path) behind the fields."""
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
-    lines = [f"apiVersion: {API_VERSION}", f"kind: {KIND}", f"metadata: {_flow(metadata)}"]
+    lines = [f"apiVersion: {API_VERSION}", f"kind: {KIND}", f"metadata: {in_one_line(metadata)}"]
     lines += list(_lines("spec", spec, path="spec", depth=0, words=words)) if spec else ["spec: {}"]
     return "\n".join([*(f"# {_plain(line)}" for line in head), *lines]) + "\n"
 
@@ -114,16 +115,16 @@ def _lines(key: str, value: Any, *, path: str, depth: int, words: Mapping[str, s
     parted = [each for each in words if each.startswith((f"{path}.", f"{path}["))]
     has_parts = (bool(parted) or not words) and path not in words
     if isinstance(value, Mapping) and value and (has_parts or path == "spec"):
-        yield f"{indent}{_flow(key)}:"
+        yield f"{indent}{in_one_line(key)}:"
         for name, part in value.items():
             yield from _lines(name, part, path=f"{path}.{name}", depth=depth + 1, words=words)
     elif isinstance(value, list) and value and has_parts and all(isinstance(each, Mapping) for each in value):
-        yield f"{indent}{_flow(key)}:"
+        yield f"{indent}{in_one_line(key)}:"
         for place, item in enumerate(value):
             yield from _item_lines(item, path=path, place=place, depth=depth, words=words)
     else:
         comment = f"  # {_plain(words[path])}" if path in words else ""
-        yield f"{indent}{_flow(key)}: {_flow(value)}{comment}"
+        yield f"{indent}{in_one_line(key)}: {in_one_line(value)}{comment}"
 
 
 def _item_lines(
@@ -133,7 +134,7 @@ def _item_lines(
     indent = "  " * depth
     if not named or named in words:
         comment = f"  # {_plain(words[named])}" if named else ""
-        yield f"{indent}- {_flow(item)}{comment}"
+        yield f"{indent}- {in_one_line(item)}{comment}"
         return
     for number, (name, value) in enumerate(item.items()):
         lines = list(_lines(name, value, path=f"{named}.{name}", depth=depth + 1, words=words))
@@ -146,7 +147,8 @@ def _is_known(path: str, words: Mapping[str, str]) -> bool:
     return path in words or any(each.startswith(f"{path}.") for each in words)
 
 
-def _flow(value: Any) -> str:
+def in_one_line(value: Any) -> str:
+    """Return a value as YAML in one line."""
     text: str = yaml.safe_dump(value, default_flow_style=True, width=WIDEST, allow_unicode=True, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 

@@ -21,6 +21,7 @@ from extproc.policy.model_tokens import ModelTokens, as_told, found_wrong
 from extproc.policy.values import PoolConfig
 from extproc.reach.mesh_policy import MeshPolicy, MeshState
 from extproc.settings.config import PickerSettings
+from extproc.translation.translated import translated_file
 from kvmesh.documents.documents import (
     ClusterAccess,
     DocumentKey,
@@ -159,7 +160,7 @@ async def follow_source(
     if source is not None:
         await follower.run(source)
     elif settings.policies_folder is not None:
-        await follower.run(FolderSource(settings.policies_folder))
+        await follower.run(FolderSource(settings.policies_folder, translate=translated_file))
     else:
         try:
             await _follow_cluster(settings, follower)

@@ -17,6 +17,7 @@ from extproc.policy.inference_policy import KIND
 from extproc.policy.model_tokens import NOT_SEEN
 from extproc.policy.resource import explained_spec, resource_text, target_of
 from extproc.reach.mesh_policy import MeshPolicy, PolicyTargetError
+from extproc.translation.translated import translated_file
 from kvmesh.admin.admin_login import AdminLogin
 from kvmesh.bounded_answer import read_within
 from kvmesh.documents.documents import ClusterAccess, DocumentSource, Snapshot
@@ -64,8 +65,8 @@ def snapshot_once(
     folder: Path | None, *, program: str, namespaces: Sequence[str] = (), timeout_seconds: float
 ) -> Snapshot:
     """Return the documents of a folder, or of the cluster of KUBECONFIG. Raise KubernetesConfigError or KvmeshError."""
-    access = ClusterAccess(program=program)
-    source = kubernetes_source(access, namespaces=namespaces) if folder is None else FolderSource(folder)
+    files = FolderSource(folder, translate=translated_file) if folder else None
+    source = files or kubernetes_source(ClusterAccess(program=program), namespaces=namespaces)
     return asyncio.run(first_snapshot(source, timeout_seconds=timeout_seconds))
 
 

@@ -5,19 +5,20 @@ that JSON cannot express.
 """
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from math import isfinite
 from typing import Any, ClassVar
 
 import yaml
 
 from kvmesh.documents.document_fields import FieldError, mapping_at, text_at
-from kvmesh.documents.document_kinds import MESH_KINDS, OWN_GROUP, kind_of, trimmed
+from kvmesh.documents.document_kinds import MESH_KINDS, OWN_GROUP, is_foreign_policy, kind_of, trimmed
 from kvmesh.documents.documents import Document
 
 MAX_BYTES = 4 * 1024 * 1024
 _MAX_NODES = 200_000  # aliases can make a small file large
 _MAX_DEPTH = 64
+Translator = Callable[[str, Mapping[str, Any]], Document]  # place in the file, value
 _LARGEST_NUMBER = 2**63 - 1  # the API's limit
 _HARMLESS_BYTES = 2000  # a file of this size has no more levels than that, which no stack minds
 _NAME = re.compile(r"[A-Za-z0-9._:-]{0,253}")  # a slash would make one pool's name another's
@@ -65,19 +66,20 @@ for _tag in ("bool", "int", "float", "timestamp"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _checked(f"tag:yaml.org,2002:{_tag}"))
 
 
-def read_documents(text: bytes) -> tuple[Document, ...]:
+def read_documents(text: bytes, *, translate: Translator | None = None) -> tuple[Document, ...]:
     """Return the documents of our kinds in a file, trimmed; others are left out.
 
+    `translate` reads the policies of other systems; their place is "", or "-1", "-2" … in a file of several values.
     Raise DocumentFileError for invalid YAML, for documents without kind or name, for unknown versions of our kinds, and
     for unknown kinds of our group.
     """
-    return tuple(found for each in all_documents(text) if (found := _of_our_kinds(each)) is not None)
-
-
-def all_documents(text: bytes) -> list[dict[str, Any]]:
-    """Return every document of a file as written, lists unpacked; each has apiVersion, kind and a name."""
-    values = all_values(text)
-    return [each for place, item in enumerate(values) for each in _unpacked(item, f"document {place + 1}")]
+    values, found = all_values(text), list[Document]()
+    for place, value in enumerate(values, 1):
+        if not is_foreign_policy(value):
+            found += read_document(value, where=f"document {place}")
+        elif translate is not None:
+            found.append(translate(f"-{place}" if len(values) > 1 else "", value))
+    return tuple(found)
 
 
 def read_document(value: Any, *, where: str) -> tuple[Document, ...]:

@@ -19,6 +19,9 @@ OWN_GROUP = "kvmesh.io"
 INFERENCE_GROUP = "inference.networking.k8s.io"
 _EXTENSION, _LLM_D, _GATEWAY = "inference.networking.x-k8s.io", "llm-d.ai", "gateway.networking.k8s.io"
 _ALPHA, _ALPHA2 = "v1alpha1", "v1alpha2"
+# policies of other systems, which have no name: `extproc.translation` reads them
+_FOREIGN_KIND = "EndpointPickerConfig"
+_FOREIGN_KEYS = frozenset({"split_policy", "qos", "roles", "disaggregated_router"})
 # Nothing may start without these: unread documents would look like departed pods, or lifted policies.
 ESSENTIAL = frozenset({"Pod", "Service", "InferencePool", "InferencePolicy"})
 
@@ -128,6 +131,13 @@ MESH_KINDS: tuple[DocumentKind, ...] = (
 )
 # in published files, not served by an API server
 _FILED = DocumentKind(group=_LLM_D, version="v1", kind="InferenceObjective", plural="inferenceobjectives", keep=_spec)
+
+
+def is_foreign_policy(value: Any) -> bool:
+    """Whether a value is a policy of another system."""
+    if not isinstance(value, Mapping) or "kind" in value:
+        return isinstance(value, Mapping) and value["kind"] == _FOREIGN_KIND
+    return not _FOREIGN_KEYS.isdisjoint(value)
 
 
 def kind_of(document: Document) -> DocumentKind | None:

@@ -12,8 +12,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvmesh.documents.document_files import MAX_BYTES, DocumentFileError, read_documents
 from kvmesh.documents.document_kinds import MESH_KINDS, DocumentKind
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.25  # while a change is in progress
 REST_SECONDS = 0.5
 _SUFFIXES = (".yaml", ".yml", ".json")
+FileTranslator = Callable[[str, str, Mapping[str, Any]], Document]  # path, place in the file, value
 
 
 class FileStamp(NamedTuple):
@@ -121,9 +123,10 @@ class FolderFiles:
 class FolderSource:
     """The documents of a folder and its subfolders."""
 
-    def __init__(self, folder: Path) -> None:
-        """The folder need not exist yet."""
+    def __init__(self, folder: Path, *, translate: FileTranslator | None = None) -> None:
+        """The folder need not exist yet. `translate` reads the policies of other systems."""
         self._folder = folder
+        self._translate = translate
         self._files = FolderFiles()
         self._store = DocumentStore(source="folder")
         self._folder_problem: DocumentProblem | None = None
@@ -163,7 +166,8 @@ class FolderSource:
     def _read(self, path: str) -> None:
         try:
             with Path(path).open("rb") as file:
-                self._files.read(path, read_documents(file.read(MAX_BYTES + 1)))
+                translate = self._translate and partial(self._translate, path)
+                self._files.read(path, read_documents(file.read(MAX_BYTES + 1), translate=translate))
         except DocumentFileError as error:
             self._files.refuse(path, str(error))
         except OSError as error:

@@ -92,3 +92,39 @@ async def test_a_target_that_is_not_there_is_a_404(tmp_path: Path) -> None:
             async with mesh.picker.http.get(mesh.picker.admin + path) as answer:
                 assert answer.status == 404, path
                 assert "llm/none" in (await answer.json())["error"]
+
+
+async def test_a_policy_of_another_system_acts_follows_its_file_and_its_differences_are_logged(tmp_path: Path) -> None:
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    theirs, log = folder / "theirs.yaml", folder.with_suffix(".log")
+    metadata = {"namespace": pool_document("a", port=1)["metadata"]["namespace"]}
+
+    def put(**cache: object) -> None:
+        part = folder / ".part"
+        part.write_text(yaml.safe_dump({"metadata": metadata, "cache": cache, "split_policy": {}, "model": "m"}))
+        part.rename(theirs)
+
+    async with held_pods(1) as (pod,):
+        write(folder, pod)
+        put(min_cache_hit_ratio=0.75)
+        async with picker_of(folder) as mesh:
+
+            async def in_force(value: float, problems: int) -> None:
+                def fits(answer: dict[str, Any]) -> bool:
+                    (explained,) = answer["pools"]
+                    return ([each["value"] for each in explained["fields"]], len(answer["problems"])) == (
+                        [value],
+                        problems,
+                    )
+
+                await mesh.eventually("/policies", fits)
+
+            await in_force(0.75, 0)
+            put(min_cache_hit_ratio=75)
+            await in_force(0.75, 1)
+            assert f"{theirs}: cache.min_cache_hit_ratio: must be between 0 and 1" in log.read_text()
+            put(min_cache_hit_ratio=0.5)
+            await in_force(0.5, 0)
+            words = f"{theirs}: read as InferencePolicy {metadata['namespace']}/theirs; differences"
+            assert log.read_text().count(words) == 2

@@ -123,7 +123,7 @@ async def test_neither_a_link_to_itself_nor_a_defect_met_in_one_file_ends_the_fo
     async with following(FolderSource(tmp_path)) as told:
         assert not (await told.until_pods("a")).problems
 
-        def broken(_: bytes) -> tuple[Document, ...]:
+        def broken(*_: object, **__: object) -> tuple[Document, ...]:
             raise AttributeError("a defect")
 
         with monkeypatch.context() as broke:

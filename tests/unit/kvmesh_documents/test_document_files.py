@@ -1,10 +1,13 @@
 """YAML and JSON files as documents: all of a file or none, with the place of what is wrong."""
 
 import random
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from kvmesh.documents.document_files import DocumentFileError, all_documents, read_documents
+from kvmesh.documents.document_files import DocumentFileError, read_documents
+from kvmesh.documents.documents import Document
 
 POD = b"apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: llm}\n"
 
@@ -65,11 +68,28 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_place(text: bytes, words
     assert words in str(refused.value)
 
 
+def test_policies_of_other_systems_are_passed_over_unless_somebody_translates_them() -> None:
+    theirs = b"qos: {}\n---\n" + POD + b"\n---\napiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: []\n"
+    assert [each["kind"] for each in read_documents(theirs)] == ["Pod"]
+    given: list[tuple[str, Any]] = []
+
+    def translate(place: str, value: Mapping[str, Any]) -> Document:
+        given.append((place, value.get("kind")))
+        return {"kind": "InferencePolicy"}
+
+    assert [each["kind"] for each in read_documents(theirs, translate=translate)] == [
+        "InferencePolicy",
+        "Pod",
+        "InferencePolicy",
+    ]
+    assert given == [("-1", None), ("-3", "EndpointPickerConfig")]
+
+
 @pytest.mark.thorough
 def test_much_out_of_little_is_refused() -> None:
     levels = "\n".join(f"l{level}: &l{level} [{', '.join(['*l' + str(level - 1)] * 9)}]" for level in range(1, 12))
     with pytest.raises(DocumentFileError, match="too large"):
-        all_documents(f"l0: &l0 [a]\n{levels}\napiVersion: v1\n".encode())
+        read_documents(f"l0: &l0 [a]\n{levels}\napiVersion: v1\n".encode())
 
 
 def test_no_damage_to_a_file_raises_anything_else() -> None:
