@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from rich.table import Table
+from rich.text import Text
 
 from extproc.policy.inference_policy import API_VERSION, KIND, TOP_LEVEL
 from extproc.policy.reading import child, nearest
@@ -19,9 +21,12 @@ from extproc.policy.schema import kind_of
 from extproc.policy.spec import Spec
 from extproc.reach.mesh_policy import MeshPolicy, MeshState
 from extproc.reach.outcomes import OBJECTIVE, REWRITE
+from extproc.translation.translated import translated
+from extproc.translation.translation import Note, Translation
 from kvmesh.documents.document_files import MAX_BYTES, DocumentFileError, all_values, read_document
-from kvmesh.documents.document_kinds import MESH_KINDS, OWN_GROUP
+from kvmesh.documents.document_kinds import MESH_KINDS, OWN_GROUP, is_foreign_policy
 from kvmesh.documents.documents import Document, DocumentKey, Snapshot, document_key
+from kvmesh.output.forms import people_console
 from kvmesh.plain_text import printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
@@ -30,14 +35,14 @@ SHOWN_KINDS = frozenset({KIND, OBJECTIVE, REWRITE})  # pools and routes only ser
 OUR_KINDS = frozenset(kind.kind for kind in MESH_KINDS)
 FIELDS = frozenset(kind_of(Spec).properties)
 LINE = re.compile(r"line (\d+)")  # in a YAML parser's error message
-PATH = re.compile(r"(?:spec|metadata)(?:\.[A-Za-z][-\w]*|\[[^\]]*\])*(?=: )")  # at the start of a message
+PATH = re.compile(r"[A-Za-z]\w*(?:\.[A-Za-z][-\w]*|\[[^\]]*\])*(?=: )")  # at the start of a message
 TAKEN = (
     "taken as `spec` of an InferencePolicy, the form of --policy; a cluster or a --policies folder needs the custom "
     "resource: --resource prints it"
 )
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 STEP = re.compile(r"\.?([^.\[\]]+)|\[(\"(?:[^\"\\]|\\.)*\"|[^\]]*)\]")
-NAMES = ("name", "model")  # fields that identify a list item in a path: classes[chat], rules[org/llama]
+NAMES = ("name", "model", "type")  # fields that identify a list item in a path: classes[chat], rules[org/llama]
 NULL = "tag:yaml.org,2002:null"
 
 
@@ -113,6 +118,7 @@ class Checked:
     document: Document | None = None  # as the picker reads it, or None
     node: yaml.Node | None = None
     below: str = ""  # path of the node in the document if the text holds only a part of it
+    translation: Translation = field(default_factory=Translation)  # of a policy of another system
 
     @property
     def name(self) -> str:
@@ -133,8 +139,8 @@ class Checked:
 
     def shown(self) -> dict[str, Any]:
         """Return the fields for JSON output."""
-        findings = [each._asdict() for each in self.remarks]
-        return {"file": self.file, "line": self.line, "document": self.name, "findings": findings}
+        found, notes = ([each._asdict() for each in some] for some in (self.remarks, self.translation.notes))
+        return {"file": self.file, "line": self.line, "document": self.name, "findings": found, "translation": notes}
 
 
 class Source(NamedTuple):
@@ -256,7 +262,9 @@ def _read(checked: Checked, value: Any, *, own_name: str) -> bool:
     """Read one value, or return False for a foreign kind. Raise DocumentFileError or _NoPolicyError."""
     if not isinstance(value, Mapping):
         raise _NoPolicyError("must be a mapping: a document, or the fields of a policy's spec")
-    if "apiVersion" not in value and "kind" not in value:
+    if is_foreign_policy(value):
+        value, checked.translation = translated(value, name=own_name)
+    elif "apiVersion" not in value and "kind" not in value:
         value = _enveloped(checked, value, own_name)
     elif str(value.get("kind")) not in OUR_KINDS and not str(value.get("apiVersion")).startswith(f"{OWN_GROUP}/"):
         return False  # such as a Deployment
@@ -294,8 +302,20 @@ def check_lines(found: Sequence[Checked]) -> Iterator[str]:
             yield _line(checked, checked.line, "ok")
         for level, message, line, _ in checked.remarks:
             yield _line(checked, line, f"{level.upper() if level == ERROR else level} {message}")
+        if checked.translation.notes:
+            yield from _table(checked.translation.notes)
     if not found:
         yield "no policies in these files"
+
+
+def _table(notes: Iterable[Note]) -> Iterator[str]:
+    table = Table("KEY", "INFERENCEPOLICY", "DIFFERENCE", box=None, padding=(0, 2, 0, 0), header_style="")
+    for key, became, difference in notes:
+        table.add_row(*(Text(cell, overflow="fold") for cell in (key, "\n".join(became) or "-", difference)))
+    console = people_console()
+    with console.capture() as shown:
+        console.print(table)
+    return (printable(line.rstrip()) for line in shown.get().splitlines())
 
 
 def _line(checked: Checked, line: int, words: str) -> str:
@@ -310,7 +330,11 @@ def check_resources(found: Iterable[Checked]) -> str:
             document.get("spec") or {},
             name=document["metadata"]["name"],
             namespace=document["metadata"].get("namespace", ""),
-            head=[f"from {checked.file}, line {checked.line}"],
+            head=[
+                f"from {checked.file}, line {checked.line}",
+                *(f"{note.key}: {note.difference}" for note in checked.translation.notes if note.difference),
+            ],
+            words=checked.translation.origins,
         )
         for checked in found
         if (document := checked.document) is not None and document["kind"] == KIND and not checked.is_wrong

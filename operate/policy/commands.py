@@ -119,8 +119,9 @@ def check(
 ) -> None:
     """Check policies as the picker does; report errors (exit code 1) and warnings (0) with file, line and path.
 
-    A policy is an InferencePolicy, its `spec`, or the content of `spec`, as in `--policy`. If the files have pools,
-    too, the command also checks all documents together: missing targets, contradictions.
+    A policy is an InferencePolicy, its `spec`, or the content of `spec`, as in `--policy`. Policies of other systems
+    are translated. If the files have pools, too, the command also checks all documents together: missing targets,
+    contradictions.
     """
     from operate.policy.check import check_lines, check_resources, check_sources, sources_of
 

@@ -1,6 +1,7 @@
 """docs/start/coming-from.md: what it names on our side is there, and what it says is not read is not."""
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from kv_indexer.telemetry import metrics as indexer
 from kvmesh.documents.document_kinds import MESH_KINDS
 from kvmesh.documents.pools import POOL_LABEL
 from operate.cli import build
+from operate.policy.check import Source, check_lines, check_sources
+from tests.unit.extproc_translation.foreign_policies import FOLDER
 from tools.docs_site import DOCS
 from tools.policy_crd import policy_schema
 from tools.reference import commands, options
@@ -88,7 +91,7 @@ def is_there(name: str) -> bool:
 
 
 def test_the_tables_are_found() -> None:
-    assert len(ROWS) > 100
+    assert len(ROWS) > 80
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
@@ -146,6 +149,14 @@ def test_pools_are_read_in_version_1_alone() -> None:
 def test_the_policy_is_read_and_nothing_of_it_is_doubtful() -> None:
     (text,) = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     assert not warnings(parse_inference_policy(yaml.safe_load(text)))
+
+
+def test_a_translation_is_printed_as_the_page_shows_it() -> None:
+    _, _, text = (FOLDER / "llm_d_prefill_decode.yaml").read_bytes().partition(b"\n")  # without the line of its source
+    source = Source("pd-epp-config.yaml", text)
+    found = check_sources([source], root_namespace="istio-system", now=datetime(2026, 1, 1, tzinfo=UTC))
+    (shown,) = re.findall(r"^```text\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    assert shown.splitlines() == list(check_lines(found))
 
 
 def test_the_commands_of_the_steps_are_there_with_their_flags() -> None:

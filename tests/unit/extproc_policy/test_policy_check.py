@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,61 @@ def test_lists_in_lists_and_kinds_of_others_of_the_same_name_are_read(tmp_path: 
     assert lines[0].endswith("InferencePolicy istio-system/mesh: ok")
     assert lines[1].startswith(f"{file}:{at}: InferencePolicy a/bad: ERROR ")
     assert len(lines) == 2
+
+
+def test_a_policy_of_another_system_is_shown_key_by_key_with_its_differences(tmp_path: Path) -> None:
+    theirs = {"qos": {"low_priority_threshold_ms": 500}, "model": "llama"}
+    file = write(tmp_path / "Their policy.yaml", theirs)
+    code, lines = run(file)
+    assert (code, [re.split("  +", line) for line in lines]) == (
+        0,
+        [
+            [f"{file}:1: InferencePolicy default/their-policy: ok"],
+            ["KEY", "INFERENCEPOLICY", "DIFFERENCE"],
+            [
+                "qos.low_priority_threshold_ms",
+                "priorities.classes[sheddable].ttftSeconds: 0.5",
+                "low priority: by `priorities.rules` or an InferenceObjective",
+            ],
+            ["model", "-", "a policy is for pools, not for models: name the pool in `targetRefs`"],
+        ],
+    )
+    (shown,) = msgspec.json.decode("\n".join(run("-o", "json", file)[1]))
+    assert [(each["key"], each["became"]) for each in shown["translation"]] == [
+        ("qos.low_priority_threshold_ms", ["priorities.classes[sheddable].ttftSeconds: 0.5"]),
+        ("model", []),
+    ]
+
+
+def test_a_policy_of_another_system_is_printed_as_a_resource_with_its_differences(tmp_path: Path) -> None:
+    metadata = {"name": "theirs", "namespace": "a"}
+    theirs = {"metadata": metadata, "split_policy": {"prompt_length_threshold": 256}, "model": "llama"}
+    result = CliRunner().invoke(app, ["policy", "check", "--resource", write(tmp_path / "one.yaml", theirs)])
+    (document,) = yaml.safe_load_all(result.stdout)
+    assert document["metadata"] == metadata
+    assert document["spec"] == {"disaggregation": {"enabled": True, "rule": "thresholds", "promptTokens": 256}}
+    assert "# model: a policy is for pools" in result.stdout
+    assert "    promptTokens: 256  # split_policy.prompt_length_threshold" in result.stdout.splitlines()
+
+
+def test_a_mistake_in_a_policy_of_another_system_has_its_line() -> None:
+    plugins = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\n  parameters: {}\n"
+    decider = "{type: prefix-based-pd-decider, parameters: {nonCachedTokens: many}}"
+    for text, path, line in (
+        ("qos:\n  enable_early_rejection: 1\n", "qos.enable_early_rejection", 2),
+        ("qos: {}\nmodel: a\nsplit_policy:\n  a: 1\n", "split_policy.a", 4),
+        (plugins.replace("{}", "5"), "plugins[0].parameters", 5),
+        (f"{plugins}- {decider}\n", "plugins[prefix-based-pd-decider].parameters.nonCachedTokens", 6),
+    ):
+        (checked,) = check_text("one.yaml", text.encode())
+        assert [(remark.level, remark.path, remark.line) for remark in checked.remarks] == [(ERROR, path, line)]
+
+
+def test_several_policies_of_other_systems_in_a_file_have_names_of_their_own() -> None:
+    found = check_text(
+        "theirs.yaml", b"qos: {enable_early_rejection: true}\n---\ndisaggregated_router: {enable: true}\n"
+    )
+    assert [each.name for each in found] == ["InferencePolicy default/theirs-1", "InferencePolicy default/theirs-2"]
 
 
 def test_a_file_that_is_not_there_is_wrong_usage() -> None:
