@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from extproc.policy.merge import Path
 from extproc.policy.priority import ANY
 from extproc.policy.reading import (
     PolicyDocumentError,
@@ -28,10 +29,13 @@ API_VERSION = f"{GROUP}/{VERSION}"
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 NAME = Text(least=1, most=253, pattern=OBJECT_NAME, meaning="an object's name (lower case)")
 NAMESPACE = Text(least=1, most=63, pattern=OBJECT_NAME, meaning="a namespace's name (lower case)")
-# a policy with the first field drops wider policies' second fields: a preset replaces single weights
-RESETS: Mapping[tuple[str, ...], tuple[tuple[str, ...], ...]] = {("scoring", "strategy"): (("scoring", "weights"),)}
+CLASSES = ("priorities", "classes")
+# field of a class -> fields of the class that it presets
+CLASS_PRESETS: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("tolerance",): ("ttftSeconds", "interTokenSeconds", "queueSeconds"),
+}
 # mappings with user-defined names as keys
-NAMED = (("priorities", "classes"), ("priorities", "objectives"))
+NAMED = (CLASSES, ("priorities", "objectives"))
 RESOURCE = {"apiVersion", "kind", "spec"}  # any of these tells a resource from a bare `spec`
 
 
@@ -40,7 +44,7 @@ class InferencePolicy:
     """One resource, before merging.
 
     `fields` has the given fields of the `spec`, without `targetRefs`; lists of named items are mappings. Merging goes
-    through mappings key by key and takes everything else as one value; see also RESETS.
+    through mappings key by key and takes everything else as one value; see also `resets_of`.
     """
 
     namespace: str
@@ -117,7 +121,16 @@ def _require_single_names(served: Iterable[Mapping[str, Any]]) -> None:
             claimed[name] = where
 
 
-def spec_path(path: tuple[str, ...]) -> str:
+def resets_of(path: Path) -> tuple[Path, ...]:
+    """Return the fields of weaker policies that a policy with this field drops: a preset replaces single values."""
+    if path == ("scoring", "strategy"):
+        return (("scoring", "weights"),)
+    if path[:2] == CLASSES:
+        return tuple((*path[:3], name) for name in CLASS_PRESETS.get(path[3:], ()))
+    return ()
+
+
+def spec_path(path: Path) -> str:
     """Return the path in a document for a path in the merged fields.
 
     ("priorities", "classes", "chat", "ttftSeconds") -> "spec.priorities.classes[chat].ttftSeconds".

@@ -3,15 +3,15 @@
 docs/reference/policy-precedence.md has the rules in prose.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
 Path = tuple[str, ...]
 
-Resets = Mapping[Path, tuple[Path, ...]]
-"""What a layer that gives the key takes away from the layers below it: corrections of a value that is none any more."""
+Resets = Callable[[Path], Iterable[Path]]
+"""What a layer with this field takes away from the layers below it: corrections of a value that is none any more."""
 
 NO_AGE = "9999"  # sorts as youngest: a document without creation time (a file) never outranks one with it
 
@@ -69,8 +69,8 @@ def merge_layers(layers: Iterable[Layer], *, resets: Resets) -> Merged:
     leaves: dict[Path, tuple[Any, Layer]] = {}
     removed: dict[Path, Layer] = {}  # path -> the layer that removed it without a new value
     for layer in ordered:
-        for reset in [reset for path, _ in layer.leaves for reset in resets.get(path, ())]:
-            for path in [path for path in leaves if _is_below(path, reset)]:
+        for reset in [reset for path, _ in layer.leaves for reset in resets(path)]:
+            for path in [path for path in leaves if path == reset or _is_below(path, reset)]:
                 del leaves[path]
                 removed[path] = layer
         for path, value in layer.leaves:

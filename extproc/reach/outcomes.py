@@ -12,7 +12,7 @@ from typing import Any
 from extproc.errors import ConfigError
 from extproc.models.models import ModelTable
 from extproc.policy.inference_extension import ModelRewrite, Objective, model_rules_of, objectives_of
-from extproc.policy.inference_policy import RESETS, spec_path
+from extproc.policy.inference_policy import resets_of, spec_path
 from extproc.policy.merge import NO_AGE, Layer, Merged, merge_layers, precedence
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.values import PickPolicy
@@ -198,7 +198,7 @@ def _try(merge: Merge, layers: Sequence[PoolLayer]) -> Outcome | None:
 def merge_pool(pool: str, layers: Iterable[PoolLayer], extensions: Extensions) -> Outcome:
     """Merge and check as a whole. Raise ConfigError with the path of the contradiction."""
     ordered = tuple(sorted(layers, key=lambda each: precedence(each.layer), reverse=True))
-    merged = merge_layers((each.layer for each in ordered), resets=RESETS)
+    merged = merge_layers((each.layer for each in ordered), resets=resets_of)
     origins = {written_path(path): source for path, source in merged.origins.items()}
     policy, models = pick_policy(merged.fields)
     rewrites, faults = _agreeing_rewrites(pool, merged.fields, extensions.rewrites)

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from itertools import permutations
 from typing import Any
 
-from extproc.policy.merge import Layer, Level, Loss, Merged, Resets, leaves_of, merge_layers, precedence
+from extproc.policy.merge import Layer, Level, Loss, Merged, Path, leaves_of, merge_layers, precedence
 
-RESETS: Resets = {("policy", "strategy"): (("policy", "weights"),)}
+
+def resets(path: Path) -> tuple[Path, ...]:
+    return (("policy", "weights"),) if path == ("policy", "strategy") else ()
 
 
 def layer(
@@ -17,11 +19,11 @@ def layer(
 
 
 def merged(*layers: Layer) -> Merged:
-    return merge_layers(layers, resets=RESETS)
+    return merge_layers(layers, resets=resets)
 
 
 def test_each_level_wins_over_all_less_specific_ones_field_by_field() -> None:
-    levels = [Level.SETTINGS, Level.MESH, Level.NAMESPACE, Level.GATEWAY, Level.ROUTE, Level.POOL]
+    levels = list(Level)
     layers = [
         layer(f"a/{level.name}", level, {"policy": {f"field_{i}": level.name for i in range(level + 1)}})
         for level in levels
@@ -170,7 +172,7 @@ def test_a_thousand_random_merges_obey_the_rule_leaf_by_leaf() -> None:
     chance = random.Random(3)
     for _ in range(1000):
         layers = [_random_layer(chance, i) for i in range(chance.randint(1, 6))]
-        outcome = merge_layers(layers, resets={})
+        outcome = merge_layers(layers, resets=lambda _: ())
         for path in {path for each in layers for path, _ in leaves_of(each.fields)}:
             claims = [(each, value) for each in layers for its, value in leaves_of(each.fields) if its == path]
             winner, value = min(claims, key=lambda claim: precedence(claim[0]))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from extproc.errors import ConfigError
 from extproc.ext_proc import answers as ext_proc
-from extproc.policy.inference_policy import RESETS, read_spec
+from extproc.policy.inference_policy import read_spec, resets_of
 from extproc.policy.merge import Layer, Level, merge_layers
 from extproc.policy.merged_policy import pick_policy
 from extproc.policy.priority import (
@@ -132,7 +132,7 @@ def test_every_field_may_be_given() -> None:
 def _lay_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     lower = Layer(source="below", level=Level.SETTINGS, created_at=None, fields=below)
     upper = Layer(source="above", level=Level.MESH, created_at=None, fields=above)
-    return dict(merge_layers([lower, upper], resets=RESETS).fields)
+    return dict(merge_layers([lower, upper], resets=resets_of).fields)
 
 
 def test_a_class_is_merged_field_by_field_over_the_one_below() -> None:
@@ -162,6 +162,13 @@ def test_a_preset_and_a_list_take_the_place_of_what_is_below() -> None:
         "quotas": [],
     }
     assert _lay_over(below, {}) == below
+
+
+@pytest.mark.parametrize("above", [{"tolerance": "minutes"}, {"tolerance": "minutes", "ttftSeconds": 8}])
+def test_the_tolerance_of_a_class_takes_the_place_of_the_targets_below(above: dict[str, Any]) -> None:
+    below = {"tolerance": "hours", "ttftSeconds": 3, "interTokenSeconds": 0.3, "queueSeconds": 9}
+    layers = [{"priorities": {"classes": {"standard": fields, "own": {"ttftSeconds": 1}}}} for fields in (below, above)]
+    assert _lay_over(*layers) == {"priorities": {"classes": {"standard": above, "own": {"ttftSeconds": 1}}}}
 
 
 def test_the_default_classes_are_not_changed_by_a_document() -> None:
