@@ -30,9 +30,11 @@ TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 NAME = Text(least=1, most=253, pattern=OBJECT_NAME, meaning="an object's name (lower case)")
 NAMESPACE = Text(least=1, most=63, pattern=OBJECT_NAME, meaning="a namespace's name (lower case)")
 CLASSES = ("priorities", "classes")
+TARGET_FIELDS = ("ttftSeconds", "interTokenSeconds")
 # field of a class -> fields of the class that it presets
 CLASS_PRESETS: Mapping[tuple[str, ...], tuple[str, ...]] = {
-    ("tolerance",): ("ttftSeconds", "interTokenSeconds", "queueSeconds"),
+    ("targets",): TARGET_FIELDS,
+    ("tolerance",): ("targets", *TARGET_FIELDS, "queueSeconds"),
 }
 # mappings with user-defined names as keys
 NAMED = (CLASSES, ("priorities", "objectives"))

@@ -19,12 +19,13 @@ NO_AGE = "9999"  # sorts as youngest: a document without creation time (a file) 
 class Level(IntEnum):
     """How specific a layer is; the higher level wins. `explain` shows the names in lower case."""
 
-    SETTINGS = 0  # the picker's own flags
-    MESH = 1
-    NAMESPACE = 2
-    GATEWAY = 3
-    ROUTE = 4
-    POOL = 5
+    PROFILE = 0  # the base that a policy names
+    SETTINGS = 1  # the picker's own flags
+    MESH = 2
+    NAMESPACE = 3
+    GATEWAY = 4
+    ROUTE = 5
+    POOL = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

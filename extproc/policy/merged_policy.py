@@ -8,7 +8,10 @@ from typing import Any
 import msgspec
 
 from extproc.models.models import ModelRule, ModelTable, ModelTarget, ServedModel, TokensFrom
+from extproc.policy.inference_policy import resets_of
+from extproc.policy.merge import Layer, Level, merge_layers
 from extproc.policy.priority import DEFAULT_CLASSES, Priorities, PriorityClass, StepKind
+from extproc.policy.profiles import with_profile
 from extproc.policy.reading import PolicyDocumentError, nearest, require
 from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.spec import Models, Served, Spec
@@ -22,10 +25,15 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {name: msgspec.to_builtins(each) fo
 def pick_policy(fields: Mapping[str, Any], *, rewrites: Sequence[ModelRule] = ()) -> tuple[PickPolicy, ModelTable]:
     """Read merged `fields`; `rewrites` are further rules, for models without a rule in the fields.
 
+    A profile among the fields is added below them, which changes nothing if they are merged with it already.
+
     Raise PolicyDocumentError with the `spec` path of an error that only the merged policy shows: a class that no policy
     declares, reserved shares above 1, a scale-up threshold not above its scale-down one, a target that is not served,
     more classes than a picker can have.
     """
+    if "profile" in fields:
+        layer = Layer(source="fields", level=Level.SETTINGS, created_at=None, fields=fields)
+        fields = merge_layers(with_profile([layer]), resets=resets_of).fields
     given: Mapping[str, Mapping[str, Any]] = fields.get("priorities", {}).get("classes", {})
     classes = {**_DEFAULTS, **{name: {**_DEFAULTS.get(name, {}), **part} for name, part in given.items()}}
     if len(classes) > MOST_CLASSES:

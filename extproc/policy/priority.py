@@ -5,7 +5,6 @@ them. Units are seconds, tokens and shares (0..1). A higher priority is more imp
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -29,6 +28,7 @@ from extproc.policy.schema import (
     about,
     matching,
 )
+from extproc.policy.targets import MLPERF_TARGETS, TARGETS, NamedTargets, Targets, Tolerance
 
 ANY = "*"
 # headers with a fixed meaning for the picker
@@ -43,35 +43,6 @@ ObjectiveName = Annotated[
 Value = Annotated[str, Meta(min_length=1, max_length=1024)]
 Objective = Annotated[float, Meta(gt=0, le=0.9999)]  # below 1, as an error budget of 0 could never be spent
 AMinute = Annotated[float, Meta(ge=0, le=10**15)]
-
-
-class Tolerance(StrEnum):
-    """How long users of a class tolerate waiting: sets the targets that the class leaves out."""
-
-    MILLISECONDS = "milliseconds"  # in the loop: code completion, search answers
-    SECONDS = "seconds"  # chat, drafting
-    MINUTES = "minutes"  # summaries, research agents
-    HOURS = "hours"  # nightly batch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """The targets of a class, in seconds."""
-
-    ttft_seconds: float  # from the request's arrival here to the first token
-    inter_token_seconds: float
-    queue_seconds: float  # longest wait in the queue
-
-
-# by tolerance; queue limits are below the timeouts of HTTP clients (the openai SDK: 600 s)
-TARGETS: Mapping[Tolerance, Targets] = MappingProxyType(
-    {
-        Tolerance.MILLISECONDS: Targets(ttft_seconds=0.5, inter_token_seconds=0.05, queue_seconds=2.0),
-        Tolerance.SECONDS: Targets(ttft_seconds=5.0, inter_token_seconds=0.1, queue_seconds=30.0),
-        Tolerance.MINUTES: Targets(ttft_seconds=60.0, inter_token_seconds=0.5, queue_seconds=120.0),
-        Tolerance.HOURS: Targets(ttft_seconds=1800.0, inter_token_seconds=5.0, queue_seconds=300.0),
-    }
-)
 
 
 USUAL_OBJECTIVE, SHEDDABLE_OBJECTIVE = 0.99, 0.9  # default shares of a class's requests within all targets
@@ -143,6 +114,9 @@ class PriorityClass(Section, frozen=True, kw_only=True):
     # requests of other classes wait, and are sent on when their queue time is over
     sheddable: Annotated[bool, about("true: requests may be refused; others wait")] = False
     tolerance: Annotated[Tolerance, about("patience of the users; sets the missing targets")] = Tolerance.SECONDS
+    named_targets: Annotated[
+        NamedTargets | None, about("TTFT and inter-token targets by name; they limit no pod", default="tolerance")
+    ] = msgspec.field(default=None, name="targets")
     ttft_seconds: Annotated[Seconds | None, about("TTFT target", default="tolerance")] = None
     inter_token_seconds: Annotated[
         Seconds | None,
@@ -182,13 +156,14 @@ class PriorityClass(Section, frozen=True, kw_only=True):
 
     @property
     def targets(self) -> Targets:
-        """The targets: its own fields, with the tolerance's as defaults."""
+        """The targets: its own fields, with those by name and then the tolerance's as defaults."""
         default = TARGETS[self.tolerance]
+        ttft, inter_token = default.ttft_seconds, default.inter_token_seconds
+        if self.named_targets is not None:
+            ttft, inter_token = MLPERF_TARGETS[self.named_targets]
         return Targets(
-            ttft_seconds=default.ttft_seconds if self.ttft_seconds is None else self.ttft_seconds,
-            inter_token_seconds=(
-                default.inter_token_seconds if self.inter_token_seconds is None else self.inter_token_seconds
-            ),
+            ttft_seconds=ttft if self.ttft_seconds is None else self.ttft_seconds,
+            inter_token_seconds=inter_token if self.inter_token_seconds is None else self.inter_token_seconds,
             queue_seconds=default.queue_seconds if self.queue_seconds is None else self.queue_seconds,
         )
 

@@ -14,6 +14,7 @@ from extproc.models.models import StickyBy, TokensFrom
 from extproc.policy.autoscale import Autoscale
 from extproc.policy.disaggregation import Disaggregation
 from extproc.policy.priority import Priorities, Quota
+from extproc.policy.profiles import Profile
 from extproc.policy.schema import (
     HeaderName,
     Name,
@@ -189,6 +190,7 @@ class Spec(Section, frozen=True, kw_only=True):
             keys=("group", "kind", "name"),
         ),
     ] = ()
+    profile: Annotated[Profile | None, about("base for a workload, below all given fields", default="none")] = None
     scoring: Annotated[Scoring, about("comparison of endpoints")] = Scoring()
     prefix_cache: Annotated[PrefixCache, about("value of cached prefixes")] = PrefixCache()
     load: Annotated[Load, about("limits and avoidance of pods")] = Load()

@@ -16,6 +16,7 @@ from extproc.errors import KvmeshError
 from extproc.policy.inference_policy import KIND as POLICY
 from extproc.policy.merge import Loss, leaves_of
 from extproc.policy.model_tokens import ModelTokens, not_seen
+from extproc.policy.profiles import with_profile
 from extproc.policy.spec import GROUPS
 from extproc.policy.values import PoolConfig
 from extproc.reach.coverage import Reach
@@ -131,8 +132,9 @@ def _policy(each: PoolLayer, statuses: Mapping[str, PolicyStatus]) -> dict[str, 
 
 
 def _fields(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    levels = {each.source: each.layer.level.name.lower() for each in outcome.layers}
-    given = {each.source: dict(leaves_of(each.layer.fields)) for each in outcome.layers}
+    layers = with_profile([each.layer for each in outcome.layers])
+    levels = {each.source: each.level.name.lower() for each in layers}
+    given = {each.source: dict(each.leaves) for each in layers}
     lost: defaultdict[str, list[Loss]] = defaultdict(list)
     for loss in outcome.merged.losses:
         lost[written_path(loss.path)].append(loss)

@@ -15,6 +15,7 @@ from extproc.policy.inference_extension import ModelRewrite, Objective, model_ru
 from extproc.policy.inference_policy import resets_of, spec_path
 from extproc.policy.merge import NO_AGE, Layer, Merged, merge_layers, precedence
 from extproc.policy.merged_policy import pick_policy
+from extproc.policy.profiles import with_profile
 from extproc.policy.values import PickPolicy
 from extproc.reach.intake import Held
 from extproc.reach.warnings import merged_warnings
@@ -198,7 +199,7 @@ def _try(merge: Merge, layers: Sequence[PoolLayer]) -> Outcome | None:
 def merge_pool(pool: str, layers: Iterable[PoolLayer], extensions: Extensions) -> Outcome:
     """Merge and check as a whole. Raise ConfigError with the path of the contradiction."""
     ordered = tuple(sorted(layers, key=lambda each: precedence(each.layer), reverse=True))
-    merged = merge_layers((each.layer for each in ordered), resets=resets_of)
+    merged = merge_layers(with_profile([each.layer for each in ordered]), resets=resets_of)
     origins = {written_path(path): source for path, source in merged.origins.items()}
     policy, models = pick_policy(merged.fields)
     rewrites, faults = _agreeing_rewrites(pool, merged.fields, extensions.rewrites)

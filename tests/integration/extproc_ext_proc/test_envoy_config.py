@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from extproc.ext_proc.answers import JWT_NAMESPACE
-from extproc.policy.priority import TARGETS
+from extproc.policy.targets import TARGETS
 from operate.local.envoy_config import named
 from operate.local.processes import find_envoy
 

@@ -32,6 +32,7 @@ SOURCES = {
     ),
     ("guides/pools.md", "| 200 pools, 2,000 pods, one indexer"): "python -m tests.integration.kv_fleet",
     ("guides/priorities.md", "| `tolerance`"): PLANNED,
+    ("guides/priorities.md", "| `targets`"): PLANNED,
     ("reference/doctor.md", "| severity"): PLANNED,
     ("reference/live-feed.md", "| what | cost"): BY_HAND,
 }

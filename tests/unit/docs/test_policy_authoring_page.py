@@ -6,6 +6,9 @@ from pathlib import Path
 
 import yaml
 
+from extproc.policy.inference_policy import spec_path
+from extproc.policy.merge import leaves_of
+from extproc.policy.profiles import PROFILES
 from extproc.reach.view import resources_of
 from operate.policy.check import Source, check_lines, check_sources
 from tests.unit.extproc_reach.mesh_documents import Mesh, inference_pool, pod
@@ -38,3 +41,16 @@ def test_remarks_are_printed_as_the_page_shows_them() -> None:
         )
         shown = "".join(f"{line}\n" for line in check_lines(found) if given is texts or " note " in line)
         assert shown in BLOCKS, shown
+
+
+def test_the_table_of_profiles_has_their_fields() -> None:
+    rows = dict(re.findall(r"^\| `([a-z]+)` \|.*\| (.*) \|$", PAGE, re.MULTILINE))
+    assert rows == {
+        profile: ", ".join(f"`{_shown(path, value)}`" for path, value in leaves_of(fields))
+        for profile, fields in PROFILES.items()
+    }
+
+
+def _shown(path: tuple[str, ...], value: object) -> str:
+    shown = f"{value:g}" if isinstance(value, float) else str(value).lower()
+    return f"{spec_path(path).removeprefix('spec.')}: {shown}"

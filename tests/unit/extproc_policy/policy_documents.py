@@ -14,6 +14,7 @@ metadata: {name: chat, namespace: prod, generation: 3, creationTimestamp: "2026-
 spec:
   targetRefs: [{group: inference.networking.k8s.io, kind: InferencePool, name: llama}]
   hosts: [llama.example.com, "*.llm.example.com"]
+  profile: conversation
   scoring:
     strategy: prefix-aware
     weights:
@@ -39,6 +40,7 @@ spec:
       priority: -50
       sheddable: true
       tolerance: hours
+      targets: mlperf-llama3.1-405b
       ttftSeconds: 100
       interTokenSeconds: 1
       queueSeconds: 60

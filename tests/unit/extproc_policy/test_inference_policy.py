@@ -18,10 +18,10 @@ from extproc.policy.priority import (
     PriorityClass,
     Quota,
     StepKind,
-    Tolerance,
 )
 from extproc.policy.reading import PolicyDocumentError
 from extproc.policy.spec import TargetRef
+from extproc.policy.targets import NamedTargets, Tolerance
 from extproc.policy.values import PickPolicy, Strategy
 from tests.unit.extproc_policy.policy_documents import policy
 
@@ -73,11 +73,14 @@ def test_every_section_reaches_the_picker() -> None:
     assert (picked.stale_after_seconds, picked.prefill_tokens_per_second) == (3.0, 5000.0)
     assert (picked.priorities.overload.kv_usage, picked.health.avoid_seconds) == (0.9, 4.0)
     assert classes["critical"] == DEFAULT_CLASSES["critical"]
-    assert classes["standard"] == msgspec.structs.replace(DEFAULT_CLASSES["standard"], ttft_seconds=2.0, ceiling=0.8)
+    assert classes["standard"] == msgspec.structs.replace(
+        DEFAULT_CLASSES["standard"], named_targets=NamedTargets.LLAMA2_70B_INTERACTIVE, ttft_seconds=2.0, ceiling=0.8
+    )
     assert classes["batch"] == PriorityClass(
         priority=-50,
         sheddable=True,
         tolerance=Tolerance.HOURS,
+        named_targets=NamedTargets.LLAMA3_405B,
         ttft_seconds=100.0,
         inter_token_seconds=1.0,
         queue_seconds=60.0,

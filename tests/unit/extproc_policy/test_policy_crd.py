@@ -13,10 +13,11 @@ from extproc.models.models import StickyBy, TokensFrom
 from extproc.pods.endpoint import Role
 from extproc.policy.inference_policy import parse_inference_policy
 from extproc.policy.merged_policy import pick_policy
-from extproc.policy.priority import StepKind, Tolerance
+from extproc.policy.priority import StepKind
 from extproc.policy.reading import PolicyDocumentError
 from extproc.policy.schema import ListOf, Number, Property, Record, kind_of
 from extproc.policy.spec import Spec
+from extproc.policy.targets import Tolerance
 from extproc.policy.values import TIER_WEIGHTS, Strategy
 from extproc.reach.status import TYPES
 from tests.unit.extproc_policy.policy_documents import policy

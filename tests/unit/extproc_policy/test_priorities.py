@@ -26,9 +26,9 @@ from extproc.policy.priority import (
     Quota,
     StepKind,
     Tenants,
-    Tolerance,
 )
 from extproc.policy.request_class import PriorityPolicy
+from extproc.policy.targets import Tolerance
 from tests.unit.extproc_ext_proc.envoy_message import read_headers
 
 
@@ -164,11 +164,22 @@ def test_a_preset_and_a_list_take_the_place_of_what_is_below() -> None:
     assert _lay_over(below, {}) == below
 
 
-@pytest.mark.parametrize("above", [{"tolerance": "minutes"}, {"tolerance": "minutes", "ttftSeconds": 8}])
-def test_the_tolerance_of_a_class_takes_the_place_of_the_targets_below(above: dict[str, Any]) -> None:
-    below = {"tolerance": "hours", "ttftSeconds": 3, "interTokenSeconds": 0.3, "queueSeconds": 9}
+@pytest.mark.parametrize(
+    ("above", "left"),
+    [
+        ({"targets": "mlperf-llama3.1-8b"}, {"tolerance": "hours", "queueSeconds": 9}),
+        ({"tolerance": "minutes"}, {}),
+        ({"tolerance": "minutes", "ttftSeconds": 8}, {}),
+    ],
+)
+def test_targets_and_tolerance_of_a_class_take_the_place_of_the_targets_below(
+    above: dict[str, Any], left: dict[str, Any]
+) -> None:
+    targets = {"targets": "mlperf-llama2-70b", "ttftSeconds": 3, "interTokenSeconds": 0.3, "queueSeconds": 9}
+    below = {"tolerance": "hours", **targets}
     layers = [{"priorities": {"classes": {"standard": fields, "own": {"ttftSeconds": 1}}}} for fields in (below, above)]
-    assert _lay_over(*layers) == {"priorities": {"classes": {"standard": above, "own": {"ttftSeconds": 1}}}}
+    classes = {"standard": left | above, "own": {"ttftSeconds": 1}}
+    assert _lay_over(*layers) == {"priorities": {"classes": classes}}
 
 
 def test_the_default_classes_are_not_changed_by_a_document() -> None:

@@ -91,6 +91,22 @@ def test_each_field_has_its_value_its_policy_and_those_it_has_displaced() -> Non
     }
 
 
+def test_the_profile_of_the_strongest_policy_is_the_origin_of_the_fields_that_no_policy_gives() -> None:
+    mesh = Mesh()
+    wide = inference_policy("istio-system/wide", {"profile": "conversation", "disaggregation": {"enabled": False}})
+    own = inference_policy("a/own", {"profile": "analysis"}, day=2, InferencePool="llama")
+    mesh.update(POOL, POD, wide, own)
+    [pool] = mesh.policy.explain("a/llama")["pools"]
+    assert [(field["path"], field["value"], field["policy"], field["level"]) for field in pool["fields"]] == [
+        ("spec.disaggregation.enabled", False, "istio-system/wide", "mesh"),
+        ("spec.priorities.classes[standard].targets", "mlperf-llama3.1-405b", "profile analysis", "profile"),
+        ("spec.priorities.classes[standard].tolerance", "minutes", "profile analysis", "profile"),
+        ("spec.profile", "analysis", "a/own", "pool"),
+    ]
+    assert pool["fields"][0]["over"] == [{"policy": "profile analysis", "level": "profile", "value": True}]
+    assert [each["policy"] for each in pool["policies"]] == ["istio-system/wide", "a/own"]
+
+
 def test_what_objectives_add_is_explained_as_an_extension() -> None:
     mesh = Mesh()
     mesh.update(POOL, objective("a/chat", pool="llama", priority=200))
