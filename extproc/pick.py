@@ -146,6 +146,7 @@ async def _look_up(asked: AskedRequest, draft: Draft, pool: PoolRuntime, *, befo
     else:
         quota, verdict = before.quota, before.verdict
         hits = await prefix_hits(asked, tokens, pool.index, session=session, quota=None)
+    answer = pool.expected_answer(asked, sent, session=session)
     if asked.request.kept_response is not None:
         asked = _to_keeper(asked, hits, pool, session=session)
         draft.facts = asked.facts
@@ -153,7 +154,7 @@ async def _look_up(asked: AskedRequest, draft: Draft, pool: PoolRuntime, *, befo
         asked=asked,
         sent=sent,
         tokens=tokens,
-        query=query_of(asked, tokens, hits, session=session, degraded=degraded),
+        query=query_of(asked, tokens, hits, session=session, degraded=degraded, answer=answer),
         quota=quota,
         verdict=verdict,
     )

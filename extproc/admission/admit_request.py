@@ -171,6 +171,7 @@ class RequestAdmission:
             group=asked.group,
             arrived_at=began,
             deadline=began + _patience(request_class, expectation),
+            answer_tokens=snapshot.ask.answer_tokens,
             held_bytes=prepared.held_bytes,
         )
         try:

@@ -12,6 +12,7 @@ import msgspec
 from extproc.admission.classify import asked_model, charged_model, classify, policy_needs_bodies
 from extproc.admission.degradation import NO_MEASURES, Measures, may_change_model
 from extproc.admission.output_cap import body_changes, caps
+from extproc.answers.answer_lengths import AnswerKind
 from extproc.answers.promise import (
     SLO_HEADERS,
     IgnoredTarget,
@@ -24,6 +25,7 @@ from extproc.disaggregation.transfer_protocols import removed_headers
 from extproc.errors import NoReadyEndpointError, PickError, PromptLimitError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ResolvedModel, fall_back, resolve, stand_in
+from extproc.pods.endpoint import NOTHING_ASKED, Ask
 from extproc.policy.priority import StepKind
 from extproc.policy.request_class import PriorityPolicy, RequestClass
 from extproc.prompts.tokenized_prompt import PromptTokens
@@ -32,7 +34,7 @@ from extproc.requests.form_body import FormNotReadError, is_form, with_model
 from extproc.requests.json_body import UnknownContentEncodingError
 from extproc.requests.json_edit import JsonObject
 from extproc.requests.openai import parse_request
-from extproc.requests.request import ApiKind, InferenceRequest
+from extproc.requests.request import TEXT_APIS, ApiKind, InferenceRequest
 from extproc.requests.responses_api import UNOWNED_ID
 
 CONTENT_ENCODING, ACCEPT_ENCODING = "content-encoding", "accept-encoding"
@@ -58,6 +60,8 @@ class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[str, ...] = ()  # degradation levels that changed it
     prompt_tokens: int = 0  # 0: unknown, for example if refused before the lookup
     costs_gpu: bool = True
+    answer_tokens: float = 0.0  # expected length of all its answers; 0 if unknown
+    answer_spread: float = 0.0  # its standard deviation
 
 
 class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,11 +99,29 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         return f"{name or ''}\0{','.join(sorted(subset)) if subset is not None else '*'}"
 
+    def answer_kind(self, session: str | None) -> AnswerKind | None:
+        """Return what its answer's length depends on, None if it generates none."""
+        if self.request.api not in TEXT_APIS or not self.request.costs_gpu:
+            return None
+        asked, model = self.request_class, self.resolved.adapter or self.pool
+        choices = self.request.sequences
+        return AnswerKind(
+            model=model, class_name=asked.class_name, tenant=asked.tenant, session=session or "", choices=choices
+        )
+
+    @property
+    def promised_class(self) -> str:
+        """Its class, if the class has an inter-token target that counts for it; else ""."""
+        has_target = self.request_class.priority_class.inter_token_seconds is not None
+        return self.request_class.class_name if has_target and self.request.api in TEXT_APIS else ""
+
     def digest(self, seed: int) -> int | None:
         """Return the digest of its body, None if it computes nothing or Envoy does not send it."""
         return self.body.digest(seed) if self.body is not None and self.request.costs_gpu else None
 
-    def summary(self, *, block_tokens: int = 0, taken: Sequence[StepKind] = (), prompt_tokens: int = 0) -> AskedFor:
+    def summary(
+        self, *, block_tokens: int = 0, taken: Sequence[StepKind] = (), prompt_tokens: int = 0, ask: Ask = NOTHING_ASKED
+    ) -> AskedFor:
         """Return the request's facts without its prompt. `taken` are the degradation steps that changed it."""
         request, resolved = self.request, self.resolved
         return AskedFor(
@@ -116,6 +138,8 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
             steps=tuple(kind.value for kind in taken) if taken else (),
             prompt_tokens=prompt_tokens,
             costs_gpu=request.costs_gpu,
+            answer_tokens=ask.answer_tokens,
+            answer_spread=ask.answer_spread,
         )
 
 

@@ -30,6 +30,7 @@ class Ticket(msgspec.Struct, eq=False, kw_only=True):
     group: str = ""
     arrived_at: float  # monotonic seconds
     deadline: float  # monotonic seconds: arrived_at + the longest wait of the class
+    answer_tokens: float = 0.0  # expected length of its answers; 0 if unknown
     held_bytes: int = 0  # of the request in memory
     gives_way: bool = False  # sheddable regardless of its class: there is no pod to send it on to
     sequence: int = 0  # the queue's own count, set by push; breaks ties

@@ -270,6 +270,7 @@ def _ticket(prepared: Prepared, *, arrived_at: float, deadline: float) -> Ticket
         group=asked.group,
         arrived_at=arrived_at,
         deadline=deadline,
+        answer_tokens=prepared.query.ask.answer_tokens,
         held_bytes=prepared.held_bytes,
         gives_way=True,
     )

@@ -8,6 +8,7 @@ import msgspec
 
 from extproc.admission.asked_request import AskedFor, AskedRequest, SentBody
 from extproc.admission.degradation import NO_MEASURES, took, words_of
+from extproc.answers.answer_lengths import UNKNOWN_LENGTH, AnswerLength
 from extproc.choosing.choose import Choice, Query
 from extproc.choosing.decision import Decision
 from extproc.choosing.room import Room
@@ -120,6 +121,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             block_tokens=prompts[0].tokens_each if prompts else 0,
             taken=self.taken,
             prompt_tokens=self.tokens.estimated_tokens,
+            ask=self.query.ask,
         )
 
     @property
@@ -231,7 +233,13 @@ async def prefix_hits(
 
 
 def query_of(
-    asked: AskedRequest, tokens: PromptTokens, hits: IndexHits, *, session: str | None, degraded: Mapping[str, str]
+    asked: AskedRequest,
+    tokens: PromptTokens,
+    hits: IndexHits,
+    *,
+    session: str | None,
+    degraded: Mapping[str, str],
+    answer: AnswerLength = UNKNOWN_LENGTH,
 ) -> Query:
     """Return the part of the request that a choice depends on."""
     resolved = asked.resolved
@@ -246,6 +254,8 @@ def query_of(
             subset=asked.facts.subset,
             max_model_len=resolved.base.max_model_len if resolved.base is not None else None,
             class_name=asked.request_class.class_name,
+            answer_tokens=answer.tokens,
+            answer_spread=answer.spread,
         ),
         hits=hits,
         prompts=prompts,

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from extproc.choosing.endpoint_health import NONE_AVOIDED, EndpointHealth
 from extproc.pods.endpoint import Candidate, EndpointStatus, Role
-from extproc.pods.inflight import Bookings
+from extproc.pods.inflight import Bookings, EndpointTotals
 from extproc.policy.values import PickPolicy
 from extproc.prefixes.prompt_match import LIVE, IndexHits, PromptMatch
 from extproc.prefixes.routing_memory import RoutingMemory
@@ -22,6 +22,7 @@ NONE_BOOKED = EndpointBookings()
 NEVER = float("-inf")
 SLOW_FACTOR = 3.0  # an inter-token time this many times the endpoints' median is an outlier
 SLOW_FLOOR_SECONDS = 0.05  # an inter-token time below this never is
+LEAST_GROWTH = 0.1  # of the cache: expected answers below it do not count
 MOST_AVOIDED_SHARE = 0.5  # of the endpoints, the first that failed
 
 
@@ -124,12 +125,25 @@ def candidates_of(
                 ready_since=status.ready_since,
                 source_state="" if state == LIVE else state,
             )
-        if own.promised or other.promised:
-            candidate = structs.replace(candidate, promised=add_counts(own.promised, other.promised))
+        if own.promised or other.promised or own.growth_tokens:
+            candidate = _with_streams(candidate, own, other)
         if held_back and address in held_back:
             candidate = structs.replace(candidate, held_back=held_back[address].words)
         candidates.append(candidate)
     return candidates
+
+
+def _with_streams(candidate: Candidate, own: EndpointTotals, other: EndpointBookings) -> Candidate:
+    """Add the open streams by class, and the expected growth of their answers."""
+    load, growth = candidate.load, 0.0
+    if own.growth_tokens and load is not None and load.kv_capacity_tokens:
+        growth = own.growth_tokens * (1.0 + other.requests / own.requests)  # their answers are like this picker's
+        if growth <= LEAST_GROWTH * load.kv_capacity_tokens:
+            growth = 0.0
+    promised = add_counts(own.promised, other.promised)
+    if not (promised or growth):
+        return candidate
+    return structs.replace(candidate, promised=promised, growth_tokens=growth)
 
 
 def unhealthy_endpoints(

@@ -225,6 +225,7 @@ def rooms_in(view: PoolView, snapshot: Snapshot, *, ceiling: float) -> Sequence[
         full_until=view.health.full_until(now=snapshot.at),
         now=snapshot.at,
         class_name=snapshot.ask.class_name,
+        answer_tokens=snapshot.ask.answer_tokens,
         promises=view.promises,
     )
 

@@ -47,9 +47,13 @@ def rooms_of(
     full_until: Mapping[str, float],
     now: float,
     class_name: str = "",
+    answer_tokens: float = 0.0,
     promises: StreamPromises = NO_PROMISES,
 ) -> list[Room]:
-    """Return each endpoint's fill at `now` for a class that may fill `ceiling` (0..1) of the limits."""
+    """Return each endpoint's fill at `now` for a class that may fill `ceiling` (0..1) of the limits.
+
+    `answer_tokens`: the expected length of the request's answers, 0 if unknown.
+    """
     blind = candidates[0].load is None and all(candidate.load is None for candidate in candidates)
     return [
         room(
@@ -61,6 +65,7 @@ def rooms_of(
             now=now,
             blind=blind,
             class_name=class_name,
+            answer_tokens=answer_tokens,
             promises=promises,
         )
         for candidate in candidates
@@ -86,6 +91,7 @@ def room(
     now: float,
     blind: bool = False,
     class_name: str = "",
+    answer_tokens: float = 0.0,
     promises: StreamPromises = NO_PROMISES,
 ) -> Room:
     """Return one endpoint's fill; `blind`: no endpoint of the pool reports, so only bookings count."""
@@ -100,7 +106,8 @@ def room(
             return Room(candidate.open_requests / few, f"it is new, with {candidate.open_requests} requests open")
     if load is None:
         return _unknown(candidate, pace, share=started * ceiling, blind=blind)
-    found = _known(candidate, load, pace, policy=policy, share=started * ceiling, now=now)
+    share = started * ceiling
+    found = _known(candidate, load, pace, policy=policy, share=share, answer_tokens=answer_tokens, now=now)
     if now - pace.preempted_at < PREEMPTED_SECONDS and promises.is_low(class_name):
         return _preempting(found, since=now - pace.preempted_at)
     if promises.seconds and (found.fill < 1.0 or found.by_queue) and found is not EMPTY:
@@ -135,6 +142,7 @@ def _known(
     *,
     policy: OverloadPolicy,
     share: float,
+    answer_tokens: float,
     now: float,
 ) -> Room:
     if not (load.unfinished_requests or candidate.booked_requests):
@@ -144,11 +152,14 @@ def _known(
     reported, sent = _waiting(candidate, load, pace, now)
     backlog_seconds = candidate.backlog_tokens * pace.backlog_seconds_a_token
     cache = load.kv_usage / max(policy.kv_usage, LEAST_LIMIT)
+    if candidate.growth_tokens:
+        cache = max(cache, _expected_usage(candidate, load, answer_tokens))
     fill = max(reported / most_waiting, sent / most_waiting, backlog_seconds / most_backlog, cache)
     if fill < 1.0:
         return Room(fill)
     if cache >= 1.0:
-        return Room(fill, f"{load.kv_usage:.0%} of its cache is in use")
+        expected = " and its open requests' answers will fill it" if load.kv_usage < policy.kv_usage else ""
+        return Room(fill, f"{load.kv_usage:.0%} of its cache is in use{expected}")
     if sent >= most_waiting:
         return Room(fill, f"about {sent:.0f} requests wait there for a place", by_queue=True)
     # these two shrink with time alone
@@ -156,6 +167,14 @@ def _known(
     if reported >= most_waiting:
         return Room(fill, f"{load.waiting_requests} requests wait there", opens_in, True, True)
     return Room(fill, f"prompts for {backlog_seconds:.1f} s are to be computed there", opens_in, True, True)
+
+
+def _expected_usage(candidate: Candidate, load: EndpointLoad, answer_tokens: float) -> float:
+    """Return the share of the cache in use once the prompts sent there are computed and the answers have grown."""
+    if not load.kv_capacity_tokens:
+        return load.kv_usage
+    own = candidate.prompt_tokens - candidate.matched_tokens + answer_tokens
+    return load.kv_usage + (candidate.backlog_tokens + candidate.growth_tokens + own) / load.kv_capacity_tokens
 
 
 def _most_waiting(pace: EndpointPace, policy: OverloadPolicy, share: float) -> float:

@@ -131,6 +131,7 @@ class OverloadTelemetry:
         queued: Callable[[], Mapping[str, int]],
         steps_in_force: Callable[[], Rows],
         estimate_errors: Callable[[], Rows],
+        answer_length_errors: Callable[[], Rows],
     ) -> None:
         """Show the results of these functions at each scrape."""
 
@@ -139,6 +140,7 @@ class OverloadTelemetry:
             yield metrics.STEPS, () if self.is_shadow else steps_in_force()
             yield metrics.SHADOW_STEPS, steps_in_force() if self.is_shadow else ()
             yield metrics.ESTIMATE_ERROR, estimate_errors()
+            yield metrics.ANSWER_LENGTH_ERROR, answer_length_errors()
 
         self._registry.read(read)
 

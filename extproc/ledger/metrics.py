@@ -231,6 +231,12 @@ ENDPOINT_PREEMPTIONS = counter(
     "endpoint",
     over=Over.EACH,
 )
+ANSWER_LENGTH_ERROR = gauge(
+    "kvmesh_answer_length_error_tokens",
+    "Recent mean error of the expected length of answers.",
+    "model",
+    over=Over.EACH,
+)
 ESTIMATE_BIAS = gauge(
     "kvmesh_ttft_estimate_bias_seconds",
     "Recent mean of expected minus real TTFT; above 0: too pessimistic.",

@@ -168,6 +168,8 @@ def _request(asked: AskedFor, policy: PriorityPolicy) -> RequestState:
         prompts=asked.prompts,
         stream=asked.stream,
         max_tokens=asked.max_tokens,
+        answer_tokens=rounded(asked.answer_tokens or None),
+        answer_spread=rounded(asked.answer_spread or None),
         class_name=request_class.class_name,
         class_by=request_class.why,
         objective_ignored=request_class.ignored_objective.value,

@@ -189,6 +189,8 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
     prompts: int = 0
     stream: bool = False
     max_tokens: int | None = None
+    answer_tokens: float | None = None  # expected length of all its answers, None if unknown
+    answer_spread: float | None = None  # its standard deviation
     class_name: str = msgspec.field(name="class")
     class_by: str = ""
     objective_ignored: str = ""  # why its objective is ignored: unknown or untrusted

@@ -104,6 +104,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     backlog_tokens: float = 0.0  # uncached prompt tokens sent by all pickers, not yet computed
     context_tokens: int = 0  # prompt tokens of the open requests, read by each decode step
     filled_tokens: float = 0.0  # prompt tokens computed recently: they fill its cache
+    growth_tokens: float = 0.0  # of the open requests' answers, still to come; 0 if unknown or little
     trend: EndpointTrend = NO_TREND
     models: EndpointModels | None = None
     promised: Mapping[str, int] = {}  # open streams by class, only of classes with an inter-token target
@@ -145,6 +146,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # from the configuration, if the pods do not report it
     turn: int = 0  # request counter for round robin
     class_name: str = ""  # priority class, "" without one
+    answer_tokens: float = 0.0  # expected length of all its answers; 0 if unknown
+    answer_spread: float = 0.0  # its standard deviation
 
 
 NOTHING_ASKED = Ask()

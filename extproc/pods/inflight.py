@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, sqrt
 from operator import attrgetter
 from statistics import median
 
@@ -25,6 +25,8 @@ class Booking(msgspec.Struct, kw_only=True, eq=False):
     queued_tokens: float = 0.0  # uncached tokens not computed yet, estimated
     promised: str = ""  # its class, if the class has an inter-token target
     sequences: int = 1  # as the pod counts requests: one for each choice of each prompt
+    answer_tokens: float = 0.0  # expected, of all sequences; 0 if unknown
+    answer_variance: float = 0.0
     is_engines: bool = False  # its engine should be working on it: it is not refused, and has no media to fetch
     is_cut: bool = False  # Envoy answered in the place of the pod
 
@@ -37,7 +39,8 @@ class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     requests: int = 0  # as the pod counts them: one for each choice of each prompt
     uncached_tokens: float = 0.0  # not computed yet, estimated
-    context_tokens: int = 0
+    context_tokens: int = 0  # with half of the expected answers: their mean over their streams
+    growth_tokens: float = 0.0  # of the expected answers, still to come: half of them, with their spread
     filled_tokens: float = 0.0  # computed there recently, by open and ended requests: they fill its cache; decays
     promised: Mapping[str, int] = NONE_PROMISED  # requests by class, only of classes with an inter-token target
 
@@ -80,11 +83,14 @@ class Bookings:
         context_tokens: int = 0,
         promised: str = "",
         sequences: int = 1,
+        answer_tokens: float = 0.0,
+        answer_variance: float = 0.0,
     ) -> Booking:
         """Count one more request on the endpoint; every booking must be released exactly once.
 
         `promised`: its class, if the class has an inter-token target. `sequences`: the answers to be generated; no
-        more than MOST_SEQUENCES count, as a pod refuses absurd numbers only after it was booked.
+        more than MOST_SEQUENCES count, as a pod refuses absurd numbers only after it was booked. `answer_tokens` and
+        `answer_variance`: the expected length of all answers together.
         """
         booking = Booking(
             endpoint=endpoint,
@@ -94,6 +100,8 @@ class Bookings:
             queued_tokens=float(uncached_tokens),
             promised=promised,
             sequences=min(sequences, MOST_SEQUENCES),
+            answer_tokens=answer_tokens,
+            answer_variance=answer_variance,
         )
         booked = self._endpoints.get(endpoint)
         if booked is None:
@@ -104,6 +112,8 @@ class Bookings:
         booked.open[booking] = None
         booked.sequences += booking.sequences
         booked.context_tokens += context_tokens
+        booked.answer_tokens += answer_tokens
+        booked.answer_variance += answer_variance
         if promised:
             booked.promised[promised] = booked.promised.get(promised, 0) + 1
         if uncached_tokens > 0:
@@ -121,6 +131,9 @@ class Bookings:
         del booked.open[booking]
         booked.sequences -= booking.sequences
         booked.context_tokens -= booking.context_tokens
+        if booked.answer_tokens:  # float sums drift: exactly 0 when nothing is open
+            booked.answer_tokens = booked.answer_tokens - booking.answer_tokens if booked.open else 0.0
+            booked.answer_variance = booked.answer_variance - booking.answer_variance if booked.open else 0.0
         if booking.promised:
             booked.promised[booking.promised] -= 1
             if not booked.promised[booking.promised]:
@@ -193,10 +206,12 @@ class Bookings:
         if filled:  # `faded` inlined: this runs for each endpoint at each pick
             since = booked.filled_at - now
             filled *= exp((since if since < 0.0 else 0.0) / self._fill_seconds)
+        growth = booked.answer_tokens / 2
         return EndpointTotals(
             requests=booked.sequences,
             uncached_tokens=booked.queued_tokens,
-            context_tokens=booked.context_tokens,
+            context_tokens=booked.context_tokens + int(growth),
+            growth_tokens=growth and growth + sqrt(max(booked.answer_variance, 0.0)) / 2,
             filled_tokens=filled,
             promised=dict(booked.promised) if booked.promised else NONE_PROMISED,
         )
@@ -240,6 +255,8 @@ class _EndpointBookings:
     others_tokens: float = 0.0  # uncached tokens of other replicas there
     sequences: int = 0
     context_tokens: int = 0
+    answer_tokens: float = 0.0
+    answer_variance: float = 0.0
     promised: dict[str, int] = field(default_factory=dict)
     filled_tokens: float = 0.0
     first_token_count: int | None = None  # of the last report

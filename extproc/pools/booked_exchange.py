@@ -69,11 +69,21 @@ class ExchangeBooks(Protocol):
     def clock(self) -> float:
         """Return monotonic seconds."""
 
-    def release(self, booking: Booking, *, status: int, unserved: bool, answered_at: float, is_watched: bool) -> None:
+    def release(
+        self,
+        booking: Booking,
+        *,
+        status: int,
+        unserved: bool,
+        answered_at: float,
+        is_watched: bool,
+        generated: int | None,
+    ) -> None:
         """End the booking; status 0 means no answer.
 
         `unserved`: no pod accepted the request, so it used nothing. `answered_at`: arrival of the answer's headers in
         monotonic seconds. `is_watched`: its events should have been read for `stream_read`, perhaps elsewhere.
+        `generated`: the answer's tokens if it was read to its end.
         """
 
     def keeps(self, response_id: str, endpoint: str) -> None:
@@ -173,6 +183,7 @@ class BookedExchange(msgspec.Struct, kw_only=True, eq=False):
                 unserved=self.unserved,
                 answered_at=self.answered_at,
                 is_watched=self.plan.watched,
+                generated=self.usage.output_tokens if self.usage is not None and not self.stream_failed else None,
             )
         fact = Ended(
             arrival=self.arrival,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from extproc.admission.asked_request import AskedRequest
 from extproc.admission.prepared_request import Picked, response_session
+from extproc.answers.answer_lengths import AnswerKind, AnswerLengths
 from extproc.answers.realised import RealisedWatch
 from extproc.answers.response_plan import ResponsePlan
 from extproc.choosing.deadly_requests import DeadlyRequests
@@ -30,11 +30,10 @@ from extproc.pods.inflight import Booking, Bookings
 from extproc.pods.latency_estimate import LatencyEstimates
 from extproc.pods.link_estimate import LinkEstimates
 from extproc.policy.values import PickPolicy
-from extproc.pools.booked_exchange import GATEWAY_TIMEOUT, BookedExchange
+from extproc.pools.booked_exchange import BookedExchange
 from extproc.prefixes.prompt_match import PromptKeys
 from extproc.prefixes.routing_memory import RoutingMemory
-from extproc.requests.request import TEXT_APIS
-from extproc.shared.quota import QuotaAsk, QuotaNote
+from extproc.shared.quota import QuotaAsk, QuotaNote, surely_generated
 from extproc.shared.shared_load import EndpointBookings
 from extproc.shared.shared_quotas import Quotas
 from extproc.shared.shared_state import PoolShare
@@ -61,6 +60,7 @@ class PickerBooks:
         self.deadly = DeadlyRequests()
         self.estimates = LatencyEstimates(tokens_per_second=policy.prefill_tokens_per_second)
         self.links = LinkEstimates()
+        self.answers = AnswerLengths()
         self.realised_watch = RealisedWatch()
         # set later, because they read the books
         self.shared: PoolShare | None = None
@@ -130,13 +130,16 @@ class PickerBooks:
         if request.costs_gpu:  # else it leaves nothing in the cache
             prompts, context = prepared.query.prompts, decision.prompt_tokens
             uncached = picked.uncached_tokens
+        ask = prepared.query.ask
         booking = self.bookings.book(
             endpoint,
             now=now,
             uncached_tokens=uncached,
             context_tokens=context,
-            promised=_promised(prepared.asked),
+            promised=prepared.asked.promised_class,
             sequences=request.sequences if request.costs_gpu else 0,
+            answer_tokens=ask.answer_tokens,
+            answer_variance=ask.answer_spread**2,
         )
         self._sent[booking] = _Sent(
             prompts=prompts,
@@ -144,6 +147,7 @@ class PickerBooks:
             adapter=prepared.asked.resolved.adapter,
             quota=prepared.quota,
             is_stream=request.stream,
+            answer=prepared.asked.answer_kind(prepared.query.session),
             digest=prepared.asked.digest(SEED),
         )
         booking.is_engines = request.costs_gpu and not request.has_media
@@ -244,6 +248,8 @@ class PickerBooks:
             context_tokens=booking.context_tokens,
             promised=booking.promised,
             sequences=booking.sequences,
+            answer_tokens=booking.answer_tokens,
+            answer_variance=booking.answer_variance,
         )
         self._sent[moved] = sent = self._sent.pop(booking)
         moved.is_engines, moved.is_cut = booking.is_engines, booking.is_cut
@@ -294,15 +300,18 @@ class PickerBooks:
         unserved: bool = False,
         answered_at: float = 0.0,
         is_watched: bool = False,
+        generated: int | None = None,
     ) -> None:
-        """End the booking and settle its quota."""
+        """End the booking, settle its quota, and learn its answer's length; `generated`: its tokens, if it is whole."""
         self.bookings.release(booking)
         sent = self._sent.pop(booking)
+        if generated is not None and sent.answer is not None:
+            self.answers.note(sent.answer, generated, expected=booking.answer_tokens)
         if sent.quota is not None and self.quotas is not None:
             if unserved:
                 self.quotas.cancel(sent.quota)
             else:
-                self.quotas.settle(sent.quota, generated_tokens=_generated(status, is_stream=sent.is_stream))
+                self.quotas.settle(sent.quota, generated_tokens=surely_generated(status, is_stream=sent.is_stream))
         if sent.prompts:
             self.memory.ended(booking.endpoint, sent.prompts, computed=200 <= status < 300, now=self.clock())
         self.freed()
@@ -381,19 +390,5 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None
     quota: QuotaAsk | None
     is_stream: bool
+    answer: AnswerKind | None
     digest: int | None  # of its body, if it computes
-
-
-def _promised(asked: AskedRequest) -> str:
-    request_class = asked.request_class
-    if request_class.priority_class.inter_token_seconds is None or asked.request.api not in TEXT_APIS:
-        return ""
-    return request_class.class_name
-
-
-def _generated(status: int, *, is_stream: bool) -> int | None:
-    """Return the tokens surely generated, or None if unknown, or known only to the response's reader."""
-    if 200 <= status < 300:
-        return None
-    # without a stream, all tokens are generated before the headers; a stream's headers precede its first token
-    return None if status in (0, GATEWAY_TIMEOUT) and not is_stream else 0

@@ -427,6 +427,7 @@ class Pool:
             estimate_errors=lambda: (
                 ((endpoint,), error.mean_seconds) for endpoint, error in books.estimates.errors().items()
             ),
+            answer_length_errors=lambda: (((model,), tokens) for model, tokens in books.answers.errors().items()),
         )
         show_scale(self.telemetry.registry, lambda: self.scale.signals)
         self.telemetry.show(

@@ -93,6 +93,7 @@ class ScaleLooks:
         if not self._scaling.is_used:
             return
         now, pool = self._clock(), self._see()
+        foreseen = [ticket.answer_tokens for ticket in pool.order if ticket.answer_tokens]
         used = self._classes_in_use(pool, now=now)
         self._scaling.look(
             PoolSeen(
@@ -100,6 +101,8 @@ class ScaleLooks:
                 pickers=self._pickers(),
                 queued_requests=len(pool.order),
                 queued_tokens=float(sum(ticket.uncached_tokens for ticket in pool.order)),
+                foreseen_requests=len(foreseen),
+                answer_tokens=sum(foreseen),
                 refused_requests=pool.overload.refused_requests,
                 refused_tokens=pool.overload.refused_tokens,
                 ttft_seconds=min((each.targets.ttft_seconds for each in used), default=None),

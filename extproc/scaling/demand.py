@@ -34,6 +34,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: float = 0.0
     tokens: float = 0.0
+    foreseen_requests: float = 0.0  # of the requests, those with an expected length of their answers
+    answer_tokens: float = 0.0  # of these answers
     refused_requests: float = 0.0
     refused_tokens: float = 0.0
 
@@ -76,7 +78,8 @@ class RoleDemand:
     _last: dict[str, EndpointLoad] = field(default_factory=dict)
     _means: _Sums = field(default_factory=_Sums)
     _backlog_tokens: float | None = None
-    _backlog_requests: float = 0.0
+    _backlog_answers: float = 0.0  # tokens of the foreseen ones
+    _backlog_unforeseen: float = 0.0  # requests
 
     def look(
         self,
@@ -113,8 +116,11 @@ class RoleDemand:
         requests = waiting.requests + whole * sum(load.waiting_requests for load in loads.values())
         tokens = waiting.tokens + whole * sum(load.waiting_requests for load in loads.values()) * tokens_each
         grown_tokens = 0.0 if self._backlog_tokens is None else tokens - self._backlog_tokens
-        grown_requests = 0.0 if is_first else requests - self._backlog_requests
-        self._backlog_tokens, self._backlog_requests = tokens, requests
+        unforeseen = requests - waiting.foreseen_requests
+        answers = waiting.answer_tokens + unforeseen * output_each
+        grown_answers = answers - self._backlog_answers - self._backlog_unforeseen * output_each
+        self._backlog_tokens = tokens
+        self._backlog_answers, self._backlog_unforeseen = waiting.answer_tokens, unforeseen
         if is_first or seconds <= 0.0:
             return None
         served = whole * sums.uncached
@@ -124,7 +130,7 @@ class RoleDemand:
         begun = whole * sums.begun
         # by new requests, not generated tokens: those lag behind by the length of the streams
         came = begun * output_each if means.begun else whole * sums.generated
-        output_rate = max(came + (grown_requests + refused_requests) * output_each, 0.0) / seconds
+        output_rate = max(came + grown_answers + refused_requests * output_each, 0.0) / seconds
         self.capacities.note(told)
         unit = self.capacities.of(self.reference, declared=declared, promise=inter_token_seconds)
         rate = unit.prefill or 0.0
@@ -136,7 +142,7 @@ class RoleDemand:
             is_out_of_reach=unit.is_out_of_reach,
             backlog_tokens=tokens,
             waiting_seconds=tokens / rate if rate > 0.0 else 0.0,
-            waiting_decode_seconds=_decode(requests * output_each, loads, 0.0, unit) or 0.0,
+            waiting_decode_seconds=_decode(answers, loads, 0.0, unit) or 0.0,
             request_seconds=unit.request_seconds,
             uncached_rate=uncached_rate,
             cached_rate=whole * sums.cached / seconds,

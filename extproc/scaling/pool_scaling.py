@@ -285,6 +285,8 @@ def _waiting(role: str, seen: PoolSeen, *, requests: float, tokens: float) -> Wa
     return Waiting(
         requests=seen.queued_requests * seen.pickers * of_requests,
         tokens=seen.queued_tokens * seen.pickers * of_tokens,
+        foreseen_requests=seen.foreseen_requests * seen.pickers * of_requests,
+        answer_tokens=seen.answer_tokens * seen.pickers * of_requests,
         refused_requests=requests * seen.pickers * of_requests,
         refused_tokens=tokens * seen.pickers * of_tokens,
     )

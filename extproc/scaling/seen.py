@@ -29,6 +29,8 @@ class PoolSeen(msgspec.Struct, frozen=True, kw_only=True):
     pickers: int = 1
     queued_requests: int = 0  # in this picker
     queued_tokens: float = 0.0  # uncached tokens of their prompts
+    foreseen_requests: int = 0  # of them, those with an expected length of their answers
+    answer_tokens: float = 0.0  # of these answers
     refused_requests: float = 0.0  # for load or for lack of a pod, since the picker started
     refused_tokens: float = 0.0
     ttft_seconds: float | None = None  # tightest target of the classes with requests, or None

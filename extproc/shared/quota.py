@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from http import HTTPStatus
 from math import ceil, inf
 
 import msgspec
@@ -296,3 +297,11 @@ def duration(seconds: float) -> str:
     whole = -(-milliseconds // 1000)
     minutes, rest = divmod(whole, 60)
     return f"{minutes}m{rest}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60}m{rest}s"
+
+
+def surely_generated(status: int, *, is_stream: bool) -> int | None:
+    """Return the tokens that an answer with this status has surely cost, or None if only its reader may know."""
+    if 200 <= status < 300:
+        return None
+    # without a stream, all tokens are generated before the headers; a stream's headers precede its first token
+    return None if status in (0, HTTPStatus.GATEWAY_TIMEOUT) and not is_stream else 0

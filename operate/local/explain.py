@@ -106,6 +106,8 @@ def _facts(answer: DecisionState) -> Iterator[str]:
     else:
         yield f"winner: {answer.endpoint}   fallbacks: {', '.join(answer.fallbacks) or 'none'}"
         yield f"prompt: {answer.prompt_tokens} tokens, {answer.matched_tokens} expected in the winner's cache"
+    if answer.request is not None and answer.request.answer_tokens:
+        yield f"answer: about {answer.request.answer_tokens:.0f} tokens (± {answer.request.answer_spread or 0.0:.0f})"
     if (prefill := answer.prefill) is not None:
         where = f"remote, by {prefill.endpoint}" if prefill.where == "remote" else "local, by the winner"
         yield f"prefill: {where} ({prefill.rule}: {prefill.why})"

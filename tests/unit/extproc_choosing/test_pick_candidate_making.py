@@ -263,3 +263,20 @@ def test_endpoints_that_nothing_sets_apart_are_made_as_all_others_are(
 
     # a role of one that is not there: then each is asked for all that may set it apart
     assert made() == made(roles={"elsewhere": Role.DECODE})
+
+
+def test_expected_answers_count_once_they_are_a_tenth_of_the_cache() -> None:
+    bookings = Bookings()
+    for _ in range(2):
+        bookings.book("a", now=10.5, answer_tokens=600.0, answer_variance=5000.0)
+    others = IndexHits(view=SharedView(others={"a": EndpointBookings(2)}))
+
+    def growth(capacity: int | None, hits: IndexHits = NO_HITS) -> float:
+        report = load(reported_at=10.0, running_requests=4, kv_capacity_tokens=capacity)
+        (pod,) = seen(status("a", load=report), bookings=bookings, hits=hits)
+        assert pod.context_tokens == 600
+        return pod.growth_tokens
+
+    assert growth(6000) == 650
+    assert growth(6000, others) == 1300
+    assert (growth(6600), growth(None)) == (0, 0)

@@ -145,6 +145,24 @@ def test_the_cache_fills_it() -> None:
     assert (room.why, room.by_queue, room.opens_in_seconds) == ("95% of its cache is in use", False, None)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "answer", "is_full"), [(3000, 0, False), (3000, 1200, True), (5500, 0, True), (0, 9000, False)]
+)
+def test_expected_answers_fill_the_cache(tokens: int, answer: int, is_full: bool) -> None:
+    busy = structs.replace(BUSY, kv_usage=0.4, kv_capacity_tokens=10_000)
+    one_more = candidate("a", reported=busy, prompt=1000, matched=200, growth_tokens=tokens, backlog_tokens=1000.0)
+    (room,) = rooms_of(
+        [one_more],
+        ceiling=1.0,
+        policy=POLICY,
+        estimates=LatencyEstimates(tokens_per_second=RATE),
+        full_until={},
+        now=0.0,
+        answer_tokens=answer,
+    )
+    assert (room.fill >= 1.0, "will fill it" in room.why) == (is_full, is_full)
+
+
 def test_a_class_with_a_ceiling_finds_it_full_earlier() -> None:
     for busy in ({"backlog_tokens": 4600.0, "booked_requests": 1}, {"open_requests": 20, "booked_requests": 4}):
         known = limited_to(16, starts=10) if "open_requests" in busy else None

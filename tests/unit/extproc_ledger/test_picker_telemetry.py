@@ -114,7 +114,7 @@ def test_classes_that_a_policy_adds_are_counted_and_those_that_it_drops_are_prom
 def test_a_picker_shows_what_is_declared_and_no_more() -> None:
     telemetry = PickerTelemetry()
     overload = OverloadTelemetry(telemetry.registry, classes=DEFAULT_CLASSES)
-    overload.show(queued=dict, steps_in_force=list, estimate_errors=list)
+    overload.show(queued=dict, steps_in_force=list, estimate_errors=list, answer_length_errors=list)
     telemetry.show_token_sources(dict)
     telemetry.show_token_states(dict)
     telemetry.show(

@@ -3,6 +3,7 @@
 import gzip
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -10,6 +11,7 @@ from msgspec import structs
 from extproc.admission.asked_request import AskedRequest
 from extproc.admission.degradation import Measures
 from extproc.admission.prepared_request import Picked
+from extproc.answers.answer_lengths import LEAST_ANSWERS
 from extproc.choosing.hot_prefixes import HotLimits
 from extproc.errors import (
     BodyTooLargeError,
@@ -418,3 +420,24 @@ async def test_all_names_of_a_model_and_none_are_classed_and_counted_as_the_mode
     picked = await explained(runtime(pod("a"), models=table, policy=policy), facts(), chat(name))
     asked = picked.prepared.asked
     assert (asked.request_class.class_name, asked.request_class.tenant, asked.charged) == ("sheddable", "", "tiny")
+
+
+async def test_a_learned_answer_length_is_part_of_the_request_and_bounded_by_its_own_limit() -> None:
+    pool = runtime(pod("a"))
+
+    async def answer(**fields: Any) -> tuple[float, float]:
+        asked = (await explained(pool, facts(), chat(**fields))).prepared.summary
+        return asked.answer_tokens, asked.answer_spread
+
+    assert await answer() == (0, 0)
+    kind = (await explained(pool, facts(), chat())).prepared.asked.answer_kind(None)
+    assert kind is not None
+    for length in [200, 400] * LEAST_ANSWERS:
+        pool.books.answers.note(kind, length)
+    mean, spread = await answer()
+    assert (mean, spread) == pytest.approx((300, 100))
+    assert await answer(n=2) == pytest.approx((2 * mean, 2**0.5 * spread))
+    assert await answer(max_tokens=250) == (250, 0)
+    embedding = json.dumps({"model": "tiny", "input": "hi"}).encode()
+    other = await explained(pool, facts(path="/v1/embeddings"), embedding)
+    assert other.prepared.summary.answer_tokens == 0

@@ -296,7 +296,8 @@ async def test_a_decision_shows_what_was_withheld_on_pages_and_in_the_access_log
 async def test_steps_in_shadow_are_shown_as_what_would_be_in_force() -> None:
     step = STEPS["cap"]
     pool = runtime(pod("a"), policy=with_steps(step))
-    pool.overload.show(queued=dict, steps_in_force=lambda: {(("standard", "cap-output"), 1.0)}, estimate_errors=tuple)
+    steps = {(("standard", "cap-output"), 1.0)}
+    pool.overload.show(queued=dict, steps_in_force=lambda: steps, estimate_errors=tuple, answer_length_errors=tuple)
     for is_shadow in (True, False):
         pool.overload.is_shadow = is_shadow
         shown = counted(pool, "kvmesh_shadow_degradation_step"), counted(pool, "kvmesh_degradation_step")

@@ -1,5 +1,7 @@
 """Bookings in requests and tokens: what is open, and what of it still waits to be computed."""
 
+from math import sqrt
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,7 +114,16 @@ def test_whatever_happens_totals_are_those_of_the_open_bookings(
     for what, number, seconds, (waiting, running, first_tokens) in steps:
         now += seconds
         if what == "book":
-            held.append(bookings.book("a", now=now, uncached_tokens=number, context_tokens=number))
+            held.append(
+                bookings.book(
+                    "a",
+                    now=now,
+                    uncached_tokens=number,
+                    context_tokens=number,
+                    answer_tokens=number / 7,
+                    answer_variance=number / 3,
+                )
+            )
         elif what == "release" and held:
             bookings.release(held.pop(number % len(held)))
         elif what == "report":
@@ -135,7 +146,10 @@ def test_whatever_happens_totals_are_those_of_the_open_bookings(
 def assert_sums(bookings: Bookings, held: list[Booking], *, now: float, others_tokens: float | None = None) -> None:
     totals = bookings.totals("a", now=now, others_tokens=others_tokens)
     assert totals.requests == len(held)
-    assert totals.context_tokens == sum(booking.context_tokens for booking in held)
+    growth = sum(booking.answer_tokens for booking in held) / 2
+    assert totals.context_tokens == pytest.approx(growth + sum(booking.context_tokens for booking in held), abs=1.01)
+    spread = sqrt(sum(booking.answer_variance for booking in held)) / 2
+    assert totals.growth_tokens == pytest.approx(growth + (spread if growth else 0.0), abs=1e-3)
     assert totals.uncached_tokens == pytest.approx(sum(booking.queued_tokens for booking in held), abs=1e-6)
     assert totals.uncached_tokens >= 0
     assert all(0 <= booking.queued_tokens <= booking.uncached_tokens for booking in held)

@@ -78,8 +78,10 @@ class Books:
         unserved: bool,
         answered_at: float,
         is_watched: bool,
+        generated: int | None,
     ) -> None:
         self.told.append(("release", booking.endpoint, status, *(["unserved"] if unserved else [])))
+        self.learned = generated
         assert answered_at == (self.clock() if status else 0.0)
 
     def keeps(self, response_id: str, endpoint: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from extproc.admission.degradation import NO_MEASURES, Measures
+from extproc.answers.answer_lengths import LEAST_ANSWERS, AnswerLength
 from extproc.answers.realised import Comparison
 from extproc.answers.response_plan import PASS_PLAN, Miss
 from extproc.ledger.facts import Arrival, Ended, Read
@@ -99,6 +100,26 @@ async def test_a_pick_is_booked_with_the_tokens_that_its_pod_has_to_compute() ->
     assert shared.told == ["changed", {"endpoint": "b", "session": "tiny\0s", "adapter": None, "session_moved": False}]
     made.release(booking, status=200)
     assert (made.own_bookings(), shared.told[-1]) == ({}, "ended")
+
+
+async def test_the_length_of_answers_is_learned_and_expected_at_the_next_pick() -> None:
+    made, _, _ = books()
+    decided = await picked()
+    for _ in range(LEAST_ANSWERS):
+        made.release(routed(made, decided), status=200, generated=300)
+        made.release(routed(made, decided), status=200)  # not read
+    kind = decided.prepared.asked.answer_kind(None)
+    assert made.answers.expected(kind, most=None) == AnswerLength(tokens=300, spread=0)
+    ask = structs.replace(decided.prepared.query.ask, answer_tokens=300.0, answer_spread=20.0)
+    query = structs.replace(decided.prepared.query, ask=ask)
+    expecting = structs.replace(decided, prepared=structs.replace(decided.prepared, query=query))
+    booking = routed(made, expecting)
+    assert (booking.answer_tokens, booking.answer_variance) == (300, 400)
+    assert made.own_bookings()["b"].context_tokens == 650
+    moved = made.rebook(booking, "a")
+    assert made.bookings.totals("a", now=1.0).growth_tokens == 160
+    made.release(moved, status=200, generated=260)
+    assert made.answers.errors() == {"tiny": 40}
 
 
 async def test_a_request_that_only_counts_tokens_leaves_nothing_in_a_cache() -> None:

@@ -3,6 +3,7 @@
 import pytest
 from msgspec import structs
 
+from extproc.scaling.capacity import Declared
 from extproc.scaling.demand import RoleDemand, Waiting, Work, believed, is_sane
 from extproc.scaling.seen import PodSeen
 from kvmesh.pods.pod_report import EndpointLoad
@@ -45,6 +46,23 @@ def test_cached_and_fetched_tokens_are_no_work() -> None:
 
 def test_a_pod_that_keeps_no_prefixes_is_known_by_what_has_ended() -> None:
     assert work(structs.replace(REPORT, prefill_computed_tokens=2000)).prefill == 1.0
+
+
+def test_answers_of_queued_requests_count_with_their_expected_length() -> None:
+    answers = structs.replace(REPORT, first_token_count=10, inter_token_count=1000)  # 100 tokens each
+    seconds = Declared(decode=100.0)
+
+    def decode(waiting: Waiting) -> float | None:
+        demand = RoleDemand()
+        demand.look([pod(REPORT)], Waiting(requests=3), seconds=0.0, inter_token_seconds=None, declared=seconds)
+        after = [pod(structs.replace(answers, reported_at=102.0))]
+        found = demand.look(after, waiting, seconds=2.0, inter_token_seconds=None, declared=seconds)
+        return None if found is None else found.decode
+
+    assert decode(Waiting(requests=3)) == 5.0
+    assert decode(Waiting(requests=5)) == 6.0  # two more of 100 tokens
+    assert decode(Waiting(requests=5, foreseen_requests=2, answer_tokens=1200)) == 11.0
+    assert decode(Waiting(requests=5, foreseen_requests=2, answer_tokens=0)) == 5.0
 
 
 def test_a_pod_whose_report_is_late_is_taken_to_do_as_much() -> None:

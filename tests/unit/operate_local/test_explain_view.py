@@ -77,6 +77,12 @@ def test_a_decision_is_its_winner_its_prompt_and_a_line_for_each_candidate_best_
     ]
 
 
+def test_an_expected_answer_is_shown_with_its_spread() -> None:
+    request = {"class": "standard", "answer_tokens": 210.4, "answer_spread": 80.0}
+    assert "answer: about 210 tokens (± 80)" in shown(ROUTED | {"request": request})
+    assert not any(line.startswith("answer") for line in shown(ROUTED | {"request": {"class": "standard"}}))
+
+
 def test_what_held_a_hit_back_is_said() -> None:
     words = HeldBack(tokens=160, by=CacheGroup(kind="sliding_window", block_size=16, sliding_window=128)).words
     lines = shown(ROUTED | {"candidates": [UNKNOWN, WINNER | {"held_back": words}]}, width=200)
