@@ -17,7 +17,7 @@ from kvmesh.documents.document_kinds import DocumentKind
 from kvmesh.documents.documents import ClusterAccess, Document
 from kvmesh.documents.kubernetes_client import Connection, failure_of, resource_class
 from operate.install.network_objects import NAMESPACE_NAME
-from operate.install.objects import NAME, OWNED
+from operate.install.objects import component_labels
 from operate.install.plan import GRPC_PORT, INDEXER, INDEXER_ADMIN_PORT, PICKER, PICKER_ADMIN_PORT
 
 CHECK = "cluster-parts"
@@ -127,7 +127,7 @@ class _Cluster:
         ]
 
     async def _of_install(self, kind: DocumentKind, component: str) -> list[Document]:
-        labels = {**OWNED, NAME: component}
+        labels = component_labels(component)  # Helm replaces the label `managed-by`
         return [each for space in self._namespaces for each in await self._listed(kind, labels, space)]
 
     async def _listed(self, kind: DocumentKind, labels: Mapping[str, str], namespace: str) -> list[Document]:

@@ -7,7 +7,7 @@ from extproc.pages.findings import Severity
 from kvmesh.documents.documents import ClusterAccess
 from operate.doctor.cluster_parts import locate_parts
 from operate.install.network_objects import network_objects
-from operate.install.objects import OWNED, component_labels
+from operate.install.objects import MANAGED_BY, component_labels
 from operate.install.plan import GatewayTarget, InstallPlan
 from tests.integration.kube_documents import pod
 from tests.integration.starting_api import Starting
@@ -17,7 +17,7 @@ GATEWAY = {"gateway.networking.k8s.io/gateway-name": "public"}
 
 
 def of_install(kind: str, name: str, namespace: str, *, api: str = "v1", **content: Any) -> dict[str, Any]:
-    labels = OWNED | component_labels(name)
+    labels = component_labels(name) | {MANAGED_BY: "Helm"}  # as Helm labels them
     metadata = {"name": name, "namespace": namespace, "labels": labels}
     return {"apiVersion": api, "kind": kind, "metadata": metadata, **content}
 

@@ -1,0 +1,1 @@
+../../../operate/install/fetch_models.sh

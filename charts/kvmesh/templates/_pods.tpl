@@ -1,0 +1,208 @@
+{{- /* Parts of the pods of picker, indexer and Redis. */ -}}
+
+{{- /* A pod's metadata: (dict "root" $ "component" COMPONENT "graceSeconds" SECONDS). */ -}}
+{{- define "kvmesh.podMetadata" -}}
+{{- $membership := include "kvmesh.membership" .root -}}
+labels:
+  {{- include "kvmesh.podsOf" .component | nindent 2 }}
+  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+  {{- if eq $membership "sidecar" }}
+  sidecar.istio.io/inject: "true"
+  {{- else }}
+  sidecar.istio.io/inject: "false"
+  istio.io/dataplane-mode: {{ $membership }}
+  {{- end }}
+  {{- with .root.Values.istioRevision }}
+  istio.io/rev: {{ . | quote }}
+  {{- end }}
+{{- if eq $membership "sidecar" }}
+annotations:
+  # the proxy starts before the first connection and ends after the last
+  proxy.istio.io/config: >-
+    {holdApplicationUntilProxyStarts: true, terminationDrainDuration: {{ .graceSeconds }}s}
+{{- end }}
+{{- end }}
+
+{{- /* A pod's spec except its containers and volumes; `token` mounts a token for the Kubernetes API. */ -}}
+{{- define "kvmesh.podSpec" -}}
+{{- $values := .root.Values -}}
+serviceAccountName: {{ .component }}
+automountServiceAccountToken: {{ .token }}
+{{- with $values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ .graceSeconds }}
+securityContext:
+  runAsNonRoot: true
+  {{- if $values.runAsUser }}
+  runAsUser: 65532 # the image's user; outside the host's range
+  runAsGroup: 65532
+  fsGroup: 65532
+  {{- end }}
+  seccompProfile:
+    type: RuntimeDefault
+topologySpreadConstraints: # if possible: a single node must be enough
+  {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "kvmesh.podsOf" $.component | nindent 8 }}
+  {{- end }}
+{{- end }}
+
+{{- /* Security context of all containers: pod security standard `restricted`. */ -}}
+{{- define "kvmesh.lockedDown" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "kvmesh.image" -}}
+image: {{ .Values.image | quote }}
+{{- with .Values.imagePullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- /* Loading tokenizers may take up to two minutes at the start; liveness is patient. */ -}}
+{{- define "kvmesh.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: http-admin}
+  periodSeconds: 2
+  failureThreshold: 60
+readinessProbe:
+  httpGet: {path: /readyz, port: http-admin}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 3
+livenessProbe:
+  httpGet: {path: /healthz, port: http-admin}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end }}
+
+{{- /* The identity that a pod has as the holder of leases. */ -}}
+{{- define "kvmesh.identityEnv" -}}
+- name: POD_NAME
+  valueFrom:
+    fieldRef: {apiVersion: v1, fieldPath: metadata.name}
+- name: POD_NAMESPACE
+  valueFrom:
+    fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}
+{{- end }}
+
+{{- /* Settings of both picker and indexer. */ -}}
+{{- define "kvmesh.sharedEnv" -}}
+- name: KVMESH_KUBERNETES
+  value: "true"
+- name: KVMESH_REDIS
+  value: {{ include "kvmesh.redisURL" . | quote }}
+- name: KVMESH_HASH_SEED
+  value: {{ .Values.hashSeed | quote }}
+- name: KVMESH_LOG_FORMAT
+  value: json
+- name: KVMESH_LOG_LEVEL
+  value: info
+- name: KVMESH_ADMIN_TOKEN_FILE
+  value: /etc/kvmesh/admin/token
+- name: KVMESH_TOKEN_FILE # for clients: `kubectl exec … -- kvmesh doctor`
+  value: /etc/kvmesh/admin/token
+{{- if eq .Values.scope "namespaced" }}
+- name: KVMESH_NAMESPACES
+  value: {{ include "kvmesh.watchedNamespaces" . | fromJsonArray | join "," | quote }}
+{{- end }}
+{{- if .Values.podKeySecret }}
+- name: KVMESH_POD_KEY_FILE
+  value: /etc/kvmesh/pods/key
+{{- end }}
+{{- end }}
+
+{{- /* Whole Secrets, not single files (subPath), so that renewals arrive. */ -}}
+{{- define "kvmesh.sharedMounts" -}}
+- name: tmp
+  mountPath: /tmp
+- name: admin-token
+  mountPath: /etc/kvmesh/admin
+  readOnly: true
+{{- range include "kvmesh.redisSecrets" . | fromYamlArray }}
+- name: redis-{{ .folder }}
+  mountPath: /etc/kvmesh/redis/{{ .folder }}
+  readOnly: true
+{{- end }}
+{{- if .Values.podKeySecret }}
+- name: pod-key
+  mountPath: /etc/kvmesh/pods
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "kvmesh.sharedVolumes" -}}
+- name: tmp
+  emptyDir:
+    sizeLimit: 64Mi
+- name: admin-token
+  secret:
+    secretName: {{ .Values.adminTokenSecret | default "kvmesh-admin-token" | quote }}
+    defaultMode: 0440
+    optional: true # without it the pods run, but the admin pages are closed
+{{- range include "kvmesh.redisSecrets" . | fromYamlArray }}
+- name: redis-{{ .folder }}
+  secret:
+    secretName: {{ .secret | quote }}
+    defaultMode: 0440
+{{- end }}
+{{- with .Values.podKeySecret }}
+- name: pod-key
+  secret:
+    secretName: {{ . | quote }}
+    items: # no other key of the Secret
+      - key: {{ $.Values.podKeySecretKey | quote }}
+        path: key
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+
+{{- /* Secrets for Redis: the folder of their volume, and the files by the URL's parameters. */ -}}
+{{- define "kvmesh.redisSecrets" -}}
+{{- with .Values.redisPasswordSecret }}
+- folder: password
+  secret: {{ . | quote }}
+  files: {password_file: password}
+{{- end }}
+{{- with .Values.redisSentinelPasswordSecret }}
+- folder: sentinel
+  secret: {{ . | quote }}
+  files: {sentinel_password_file: password}
+{{- end }}
+{{- with .Values.redisCaSecret }}
+- folder: ca
+  secret: {{ . | quote }}
+  files: {ca_file: ca.crt}
+{{- end }}
+{{- with .Values.redisTlsSecret }}
+- folder: tls
+  secret: {{ . | quote }}
+  files: {cert_file: tls.crt, key_file: tls.key}
+{{- end }}
+{{- end }}
+
+{{- /* The URL of Redis with the paths of its mounted Secrets. */ -}}
+{{- define "kvmesh.redisURL" -}}
+{{- $url := .Values.redis | default (printf "redis://kvmesh-redis.%s.svc:6379/0" .Release.Namespace) -}}
+{{- range include "kvmesh.redisSecrets" . | fromYamlArray -}}
+  {{- $folder := .folder -}}
+  {{- range $parameter, $file := .files -}}
+    {{- $separator := contains "?" $url | ternary "&" "?" -}}
+    {{- $url = printf "%s%s%s=/etc/kvmesh/redis/%s/%s" $url $separator $parameter $folder $file -}}
+  {{- end -}}
+{{- end -}}
+{{- $url -}}
+{{- end }}
