@@ -27,6 +27,17 @@ UPGRADED = VALUES | {
     "runAsUser": False,
     "scope": "namespaced",
     "istioVersion": "1.30",
+    "image": {"repository": "registry.example.com/kvmesh", "digest": "sha256:" + "a" * 64},
+    "accessLog": "/var/log/kvmesh/access.log",
+    "audit": {"enabled": True, "keySecret": "audit-keys"},
+    "tracing": {"endpoint": "http://collector:4318/v1/traces"},
+    "picker": {
+        "podLabels": {"team": "llm"},
+        "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+        "extraVolumes": [{"name": "more", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+    },
 }
 
 

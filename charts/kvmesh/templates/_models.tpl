@@ -2,19 +2,13 @@
 
 {{- define "kvmesh.modelVolume" -}}
 {{- if .Values.tokenizersClaim -}}
-persistentVolumeClaim:
-  claimName: {{ .Values.tokenizersClaim | quote }}
-  readOnly: true
+persistentVolumeClaim: {claimName: {{ .Values.tokenizersClaim | quote }}, readOnly: true}
 {{- else if .Values.modelCacheClaim -}}
-persistentVolumeClaim:
-  claimName: {{ .Values.modelCacheClaim | quote }}
+persistentVolumeClaim: {claimName: {{ .Values.modelCacheClaim | quote }}}
 {{- else if .Values.tokenizersImage -}}
-image:
-  reference: {{ .Values.tokenizersImage | quote }}
-  pullPolicy: IfNotPresent
+image: {reference: {{ .Values.tokenizersImage | quote }}, pullPolicy: IfNotPresent}
 {{- else if .Values.fetchModels -}}
-emptyDir:
-  sizeLimit: 2Gi # on the node's disk: about sixty models of up to 34 MB
+emptyDir: {sizeLimit: 2Gi} # on the node's disk: about sixty models of up to 34 MB
 {{- end -}}
 {{- end }}
 
@@ -30,30 +24,20 @@ emptyDir:
     - fetch-models
   args: [/models, {{ join "," .Values.fetchModels | quote }}, /dev/termination-log]
   env:
-    - name: HF_HOME
-      value: /tmp/huggingface
-    - name: HF_HUB_DISABLE_TELEMETRY
-      value: "1"
-    - name: HF_HUB_DISABLE_UPDATE_CHECK
-      value: "1"
-    - name: HF_HUB_DISABLE_XET # plain downloads: mirrors and proxies support nothing else
-      value: "1"
-    - name: NO_COLOR
-      value: "1"
+    - {name: HF_HOME, value: /tmp/huggingface}
+    - {name: HF_HUB_DISABLE_TELEMETRY, value: "1"}
+    - {name: HF_HUB_DISABLE_UPDATE_CHECK, value: "1"}
+    - {name: HF_HUB_DISABLE_XET, value: "1"} # plain downloads: mirrors and proxies support nothing else
+    - {name: NO_COLOR, value: "1"}
     {{- with .Values.hubEndpoint }}
-    - name: HF_ENDPOINT
-      value: {{ . | quote }}
+    - {name: HF_ENDPOINT, value: {{ . | quote }}}
     {{- end }}
     {{- if .Values.hubTokenSecret }}
-    - name: HF_TOKEN_PATH # a file: an environment is inherited and dumped
-      value: /run/secrets/kvmesh/hub/token
+    - {name: HF_TOKEN_PATH, value: /run/secrets/kvmesh/hub/token} # a file: an environment is inherited and dumped
     {{- end }}
   resources:
-    requests:
-      cpu: 100m
-      memory: 128Mi
-    limits:
-      memory: 512Mi
+    requests: {cpu: 100m, memory: 128Mi}
+    limits: {memory: 512Mi}
   securityContext:
     {{- include "kvmesh.lockedDown" . | nindent 4 }}
     {{- if and .Values.runAsUser (eq (include "kvmesh.membership" .) "sidecar") }}
@@ -61,13 +45,9 @@ emptyDir:
     runAsUser: 1337
     {{- end }}
   volumeMounts:
-    - name: tmp
-      mountPath: /tmp
-    - name: models
-      mountPath: /models
+    - {name: tmp, mountPath: /tmp}
+    - {name: models, mountPath: /models}
     {{- if .Values.hubTokenSecret }}
-    - name: hub-token
-      mountPath: /run/secrets/kvmesh/hub
-      readOnly: true
+    - {name: hub-token, mountPath: /run/secrets/kvmesh/hub, readOnly: true}
     {{- end }}
 {{- end }}

@@ -1,34 +1,67 @@
-{{- /* Parts of the pods of picker, indexer and Redis. */ -}}
+{{- /*
+Parts of the workloads of picker, indexer and Redis. A workload is
+(dict "root" $ "component" COMPONENT "values" SECTION "graceSeconds" SECONDS "apiToken" BOOL).
+*/ -}}
 
-{{- /* A pod's metadata: (dict "root" $ "component" COMPONENT "graceSeconds" SECONDS). */ -}}
+{{- /* A ServiceAccount, whose token is mounted only if the pod asks for it. */ -}}
+{{- define "kvmesh.serviceAccount" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  {{- include "kvmesh.metadata" (list .root .component) | nindent 2 }}
+  {{- with .values.serviceAccount.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+{{- end }}
+
+{{- define "kvmesh.disruptionBudget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  {{- include "kvmesh.metadata" (list .root .component) | nindent 2 }}
+spec:
+  maxUnavailable: 1
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels:
+      {{- include "kvmesh.podsOf" .component | nindent 6 }}
+{{- end }}
+
 {{- define "kvmesh.podMetadata" -}}
-{{- $membership := include "kvmesh.membership" .root -}}
+{{- $sidecar := eq (include "kvmesh.membership" .root) "sidecar" -}}
 labels:
   {{- include "kvmesh.podsOf" .component | nindent 2 }}
   app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-  {{- if eq $membership "sidecar" }}
-  sidecar.istio.io/inject: "true"
-  {{- else }}
-  sidecar.istio.io/inject: "false"
-  istio.io/dataplane-mode: {{ $membership }}
+  sidecar.istio.io/inject: "{{ $sidecar }}"
+  {{- if not $sidecar }}
+  istio.io/dataplane-mode: {{ include "kvmesh.membership" .root }}
   {{- end }}
   {{- with .root.Values.istioRevision }}
   istio.io/rev: {{ . | quote }}
   {{- end }}
-{{- if eq $membership "sidecar" }}
+  {{- with .values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- if or $sidecar .values.podAnnotations }}
 annotations:
+  {{- if $sidecar }}
   # the proxy starts before the first connection and ends after the last
   proxy.istio.io/config: >-
     {holdApplicationUntilProxyStarts: true, terminationDrainDuration: {{ .graceSeconds }}s}
+  {{- end }}
+  {{- with .values.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 {{- end }}
 
-{{- /* A pod's spec except its containers and volumes; `token` mounts a token for the Kubernetes API. */ -}}
+{{- /* A pod's spec except its containers and volumes. */ -}}
 {{- define "kvmesh.podSpec" -}}
-{{- $values := .root.Values -}}
 serviceAccountName: {{ .component }}
-automountServiceAccountToken: {{ .token }}
-{{- with $values.imagePullSecrets }}
+automountServiceAccountToken: {{ .apiToken }}
+{{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . | quote }}
@@ -38,35 +71,59 @@ enableServiceLinks: false
 terminationGracePeriodSeconds: {{ .graceSeconds }}
 securityContext:
   runAsNonRoot: true
-  {{- if $values.runAsUser }}
+  {{- if .root.Values.runAsUser }}
   runAsUser: 65532 # the image's user; outside the host's range
   runAsGroup: 65532
   fsGroup: 65532
   {{- end }}
-  seccompProfile:
-    type: RuntimeDefault
-topologySpreadConstraints: # if possible: a single node must be enough
+  seccompProfile: {type: RuntimeDefault}
+topologySpreadConstraints:
+  {{- if .values.topologySpreadConstraints }}
+  {{- toYaml .values.topologySpreadConstraints | nindent 2 }}
+  {{- else }}
   {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
   - maxSkew: 1
     topologyKey: {{ . }}
-    whenUnsatisfiable: ScheduleAnyway
+    whenUnsatisfiable: ScheduleAnyway # a single node must be enough
     labelSelector:
       matchLabels:
         {{- include "kvmesh.podsOf" $.component | nindent 8 }}
   {{- end }}
+  {{- end }}
+{{- range $field := list "nodeSelector" "tolerations" "affinity" "priorityClassName" }}
+{{- with get $.values $field }}
+{{ dict $field . | toYaml }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- /* Security context of all containers: pod security standard `restricted`. */ -}}
 {{- define "kvmesh.lockedDown" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
+capabilities: {drop: [ALL]}
 {{- end }}
 
+{{- /* An image's reference, from text or {repository, tag, digest}: (list IMAGE DEFAULT-TAG). */ -}}
+{{- define "kvmesh.imageReference" -}}
+{{- $image := first . -}}
+{{- if kindIs "map" $image -}}
+  {{- $image.repository -}}
+  {{- if or $image.tag (not $image.digest) }}:{{ $image.tag | default (last .) }}{{ end -}}
+  {{- with $image.digest }}@{{ . }}{{ end -}}
+{{- else -}}
+  {{- $image -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Image and pull policy of picker and indexer. */ -}}
 {{- define "kvmesh.image" -}}
-image: {{ .Values.image | quote }}
-{{- with .Values.imagePullPolicy }}
+image: {{ include "kvmesh.imageReference" (list .Values.image .Chart.AppVersion) | quote }}
+{{- $pullPolicy := .Values.imagePullPolicy }}
+{{- if kindIs "map" .Values.image }}
+{{- $pullPolicy = .Values.image.pullPolicy | default $pullPolicy }}
+{{- end }}
+{{- with $pullPolicy }}
 imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
@@ -92,62 +149,43 @@ livenessProbe:
 {{- /* The identity that a pod has as the holder of leases. */ -}}
 {{- define "kvmesh.identityEnv" -}}
 - name: POD_NAME
-  valueFrom:
-    fieldRef: {apiVersion: v1, fieldPath: metadata.name}
+  valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.name}}
 - name: POD_NAMESPACE
-  valueFrom:
-    fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}
+  valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}
 {{- end }}
 
 {{- /* Settings of both picker and indexer. */ -}}
 {{- define "kvmesh.sharedEnv" -}}
-- name: KVMESH_KUBERNETES
-  value: "true"
-- name: KVMESH_REDIS
-  value: {{ include "kvmesh.redisURL" . | quote }}
-- name: KVMESH_HASH_SEED
-  value: {{ .Values.hashSeed | quote }}
-- name: KVMESH_LOG_FORMAT
-  value: json
-- name: KVMESH_LOG_LEVEL
-  value: info
-- name: KVMESH_ADMIN_TOKEN_FILE
-  value: /etc/kvmesh/admin/token
-- name: KVMESH_TOKEN_FILE # for clients: `kubectl exec … -- kvmesh doctor`
-  value: /etc/kvmesh/admin/token
+- {name: KVMESH_KUBERNETES, value: "true"}
+- {name: KVMESH_REDIS, value: {{ include "kvmesh.redisURL" . | quote }}}
+- {name: KVMESH_HASH_SEED, value: {{ .Values.hashSeed | quote }}}
+- {name: KVMESH_LOG_FORMAT, value: {{ .Values.logFormat }}}
+- {name: KVMESH_LOG_LEVEL, value: {{ .Values.logLevel }}}
+- {name: KVMESH_ADMIN_TOKEN_FILE, value: /etc/kvmesh/admin/token}
+- {name: KVMESH_TOKEN_FILE, value: /etc/kvmesh/admin/token} # for clients: `kubectl exec … -- kvmesh doctor`
 {{- if eq .Values.scope "namespaced" }}
-- name: KVMESH_NAMESPACES
-  value: {{ include "kvmesh.watchedNamespaces" . | fromJsonArray | join "," | quote }}
+- {name: KVMESH_NAMESPACES, value: {{ include "kvmesh.watchedNamespaces" . | fromJsonArray | join "," | quote }}}
 {{- end }}
 {{- if .Values.podKeySecret }}
-- name: KVMESH_POD_KEY_FILE
-  value: /etc/kvmesh/pods/key
+- {name: KVMESH_POD_KEY_FILE, value: /etc/kvmesh/pods/key}
 {{- end }}
 {{- end }}
 
 {{- /* Whole Secrets, not single files (subPath), so that renewals arrive. */ -}}
 {{- define "kvmesh.sharedMounts" -}}
-- name: tmp
-  mountPath: /tmp
-- name: admin-token
-  mountPath: /etc/kvmesh/admin
-  readOnly: true
+- {name: tmp, mountPath: /tmp}
+- {name: admin-token, mountPath: /etc/kvmesh/admin, readOnly: true}
 {{- range include "kvmesh.redisSecrets" . | fromYamlArray }}
-- name: redis-{{ .folder }}
-  mountPath: /etc/kvmesh/redis/{{ .folder }}
-  readOnly: true
+- {name: redis-{{ .folder }}, mountPath: /etc/kvmesh/redis/{{ .folder }}, readOnly: true}
 {{- end }}
 {{- if .Values.podKeySecret }}
-- name: pod-key
-  mountPath: /etc/kvmesh/pods
-  readOnly: true
+- {name: pod-key, mountPath: /etc/kvmesh/pods, readOnly: true}
 {{- end }}
 {{- end }}
 
 {{- define "kvmesh.sharedVolumes" -}}
 - name: tmp
-  emptyDir:
-    sizeLimit: 64Mi
+  emptyDir: {sizeLimit: 64Mi}
 - name: admin-token
   secret:
     secretName: {{ .Values.adminTokenSecret | default "kvmesh-admin-token" | quote }}
@@ -155,42 +193,33 @@ livenessProbe:
     optional: true # without it the pods run, but the admin pages are closed
 {{- range include "kvmesh.redisSecrets" . | fromYamlArray }}
 - name: redis-{{ .folder }}
-  secret:
-    secretName: {{ .secret | quote }}
-    defaultMode: 0440
+  secret: {secretName: {{ .secret | quote }}, defaultMode: 0440}
 {{- end }}
 {{- with .Values.podKeySecret }}
 - name: pod-key
-  secret:
-    secretName: {{ . | quote }}
-    items: # no other key of the Secret
-      - key: {{ $.Values.podKeySecretKey | quote }}
-        path: key
-    defaultMode: 0440
+  secret: {{ include "kvmesh.secretFile" (list . $.Values.podKeySecretKey "key") }}
 {{- end }}
+{{- end }}
+
+{{- /* A volume's Secret with one key as a file, and no other key: (list SECRET KEY FILE). */ -}}
+{{- define "kvmesh.secretFile" -}}
+{{- $item := dict "key" (index . 1) "path" (index . 2) -}}
+{{- dict "secretName" (first .) "items" (list $item) "defaultMode" 0440 | toJson -}}
 {{- end }}
 
 {{- /* Secrets for Redis: the folder of their volume, and the files by the URL's parameters. */ -}}
 {{- define "kvmesh.redisSecrets" -}}
 {{- with .Values.redisPasswordSecret }}
-- folder: password
-  secret: {{ . | quote }}
-  files: {password_file: password}
+- {folder: password, secret: {{ . | quote }}, files: {password_file: password}}
 {{- end }}
 {{- with .Values.redisSentinelPasswordSecret }}
-- folder: sentinel
-  secret: {{ . | quote }}
-  files: {sentinel_password_file: password}
+- {folder: sentinel, secret: {{ . | quote }}, files: {sentinel_password_file: password}}
 {{- end }}
 {{- with .Values.redisCaSecret }}
-- folder: ca
-  secret: {{ . | quote }}
-  files: {ca_file: ca.crt}
+- {folder: ca, secret: {{ . | quote }}, files: {ca_file: ca.crt}}
 {{- end }}
 {{- with .Values.redisTlsSecret }}
-- folder: tls
-  secret: {{ . | quote }}
-  files: {cert_file: tls.crt, key_file: tls.key}
+- {folder: tls, secret: {{ . | quote }}, files: {cert_file: tls.crt, key_file: tls.key}}
 {{- end }}
 {{- end }}
 
