@@ -39,8 +39,6 @@ MERGED_METRICS = 15020
 ISTIOD = 15012  # istiod's port for configuration and certificates
 AUTHORITY_PORTS = (443, 6443)  # certificate authorities: of managed control planes, and istio-csr
 DNS_PORTS = (53, 5353)  # 5353: OpenShift's DNS pods; a policy sees a Service's target port
-# Matches every trust domain: sidecars treat cluster.local as the mesh's own, but ztunnel compares literally.
-ANY_TRUST_DOMAIN = "*"
 # source addresses that ambient gives to the kubelet's probes to bypass its proxy; to policies they are not the node
 AMBIENT_PROBES = ("169.254.7.127/32", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128")
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -215,15 +213,15 @@ def _authorization_policies(plan: InstallPlan) -> list[Document]:
         _allow(plan, INDEXER, _admin(plan, INDEXER_ADMIN_PORT)),
     ]
     if plan.redis is RedisKind.BUNDLED:
-        users = [f"{ANY_TRUST_DOMAIN}/ns/{plan.namespace}/sa/{name}" for name in (PICKER, INDEXER)]
+        users = _principals(plan, *((plan.namespace, name) for name in (PICKER, INDEXER)))
         to = [{"operation": {"ports": [str(REDIS_PORT)]}}]
-        policies.append(_allow(plan, REDIS, [{"from": [{"source": {"principals": users}}], "to": to}]))
+        policies.append(_allow(plan, REDIS, [{"from": [{"source": users}], "to": to}]))
     return policies
 
 
 def _admin(plan: InstallPlan, port: int) -> list[dict[str, Any]]:
     """Allow the admin pages to our namespace and, with monitoring, /metrics to everyone who reaches the port."""
-    ours = [{"source": {"namespaces": [plan.namespace]}}]
+    ours = [{"source": _principals(plan, (plan.namespace, "*"))}]
     rules: list[dict[str, Any]] = [{"from": ours, "to": [{"operation": {"ports": [str(port)]}}]}]
     if plan.monitoring:
         rules.append({"to": [{"operation": _to_port(plan, port, paths=["/metrics"])}]})
@@ -241,11 +239,18 @@ def _to_port(plan: InstallPlan, port: int, *, paths: list[str]) -> dict[str, Any
 
 
 def _callers(plan: InstallPlan) -> dict[str, Any]:
+    callers = [(each.namespace, each.service_account) for each in plan.gateways]
     if plan.mode is Mode.SIDECAR:
-        return {"namespaces": sorted({clients.namespace for clients in plan.clients}) or [plan.namespace]}
-    names = [f"{ANY_TRUST_DOMAIN}/ns/{each.namespace}/sa/{each.service_account}" for each in plan.gateways]
-    # an empty list would admit everyone
-    return {"principals": names or [f"{ANY_TRUST_DOMAIN}/ns/{plan.namespace}/sa/{PICKER}"]}
+        callers = [(namespace, "*") for namespace in sorted({clients.namespace for clients in plan.clients})]
+    return _principals(plan, *(callers or [(plan.namespace, PICKER)]))  # an empty list would admit everyone
+
+
+def _principals(plan: InstallPlan, *accounts: tuple[str, str]) -> dict[str, Any]:
+    """Return the source with these service accounts, as (namespace, name or `*`).
+
+    A source by namespace would also match that namespace of every federated trust domain.
+    """
+    return {"principals": [f"{plan.trust_domain}/ns/{namespace}/sa/{name}" for namespace, name in accounts]}
 
 
 def _allow(plan: InstallPlan, component: str, rules: list[dict[str, Any]]) -> Document:

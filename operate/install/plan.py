@@ -13,6 +13,7 @@ INDEXER = "kvmesh-indexer"
 REDIS = "kvmesh-redis"
 POOL_METADATA_KEY = "x-kvmesh-pool"  # gRPC initial metadata: names a request's pool to the picker
 CLUSTER_DOMAIN = "cluster.local"
+TRUST_DOMAIN = "cluster.local"  # for istiod the mesh's own; ztunnel compares literally
 GRPC_PORT = 9002  # of the picker, for Envoy
 PICKER_ADMIN_PORT = 9090
 
@@ -182,6 +183,9 @@ class InstallPlan:
         given=MeshMembership | None,
         shown=None,
         absent=None,
+    )
+    trust_domain: str = setting(
+        TRUST_DOMAIN, "Trust domain of gateways, clients and kvmesh. Default: the mesh's; with --dry-run cluster.local."
     )
     failure_mode: FailureMode = setting(
         FailureMode.FAIL_CLOSE, "Requests while no picker answers: refused (FailClose), or sent to any pod."

@@ -17,7 +17,16 @@ from operate.install.mesh_facts import MeshFacts, describe_caller
 from operate.install.network_objects import EVENTS_PORT, NAMESPACE_NAME, REPLAY_PORT
 from operate.install.objects import INSTALLATION, Document
 from operate.install.parse_targets import OLDEST_MINOR, too_old
-from operate.install.plan import GATEWAY_LABEL, GatewayTarget, InstallPlan, IstioVersion, Mode, PoolTarget, RouteTarget
+from operate.install.plan import (
+    GATEWAY_LABEL,
+    TRUST_DOMAIN,
+    GatewayTarget,
+    InstallPlan,
+    IstioVersion,
+    Mode,
+    PoolTarget,
+    RouteTarget,
+)
 
 EVENTS_FLAG = "--kv-events-config"
 PROXY = "istio-proxy"  # container name
@@ -42,6 +51,7 @@ def judge(plan: InstallPlan, facts: MeshFacts, *, release_is_given: bool = True)
     warnings = [f"not looked at: {reason}" for reason in facts.unread]
     notes: list[str] = []
     plan = _with_release(plan, facts, refusals, warnings, notes, is_given=release_is_given)
+    plan = _with_trust_domain(plan, facts, notes)
     refusals += [*_gateways(plan, facts), *_hosts(plan, facts), *_hidden_picker(plan, facts)]
     warnings += [*_idle_callers(plan, facts), *_other_backends(plan, facts), *_pool_pods(plan, facts)]
     plan = _with_rules(plan, facts, refusals, notes)
@@ -75,6 +85,14 @@ def _with_release(
         return plan
     notes.append(f"Istio 1.{oldest}, as its oldest proxy or istiod says")
     return replace(plan, istio=IstioVersion(minor=oldest))
+
+
+def _with_trust_domain(plan: InstallPlan, facts: MeshFacts, notes: list[str]) -> InstallPlan:
+    found = (facts.mesh_config or {}).get("trustDomain")
+    if not isinstance(found, str) or plan.trust_domain != TRUST_DOMAIN or found == TRUST_DOMAIN:
+        return plan
+    notes.append(f"trust domain {found}, as the mesh's configuration says")
+    return replace(plan, trust_domain=found)
 
 
 def _minor(pod: Document, container: str) -> int | None:

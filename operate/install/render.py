@@ -177,6 +177,7 @@ def _long_names(plan: InstallPlan) -> Iterator[tuple[str, str]]:
         "--hub-token-secret": plan.hub_token_secret,
     }
     yield from ((flag, name) for flag, name in given.items() if name is not None)
+    yield "--trust-domain", plan.trust_domain
     yield from (("--image-pull-secret", name) for name in plan.image_pull_secrets)
     yield from (("--gateway", gateway.service_account) for gateway in plan.gateways)
 

@@ -67,6 +67,15 @@ def test_a_mesh_that_fits_is_left_as_it_is() -> None:
     assert judged(mesh()) == Preflight(plan=SAMPLE, refusals=[], warnings=[], notes=[])
 
 
+def test_another_trust_domain_is_taken_from_the_mesh_unless_one_is_given() -> None:
+    facts = mesh(mesh_config={"trustDomain": "prod.example.com"})
+    found = judged(facts)
+    assert found.plan.trust_domain == "prod.example.com"
+    assert [note for note in found.notes if "prod.example.com" in note] == list(found.notes)
+    given = replace(SAMPLE, trust_domain="other.example.com")
+    assert judged(facts, given).plan == given
+
+
 def test_the_release_is_the_oldest_proxy_s() -> None:
     pods = [proxy_pod("registry:5000/istio/proxyv2:1.29.2"), proxy_pod("istio/proxyv2:1.30.0")]
     found = judged(mesh(callers={describe_caller(GATEWAY): pods}), release_is_given=False)

@@ -11,7 +11,7 @@ from operate.install.envoy_filters import envoy_filters
 from operate.install.objects import INSTALLATION, KINDS, OWNED
 from operate.install.plan import InstallPlan, MeshMembership, Mode, PoolTarget, RedisKind, RouteTarget
 from operate.install.render import render
-from tests.unit.operate_install.sample_plans import every_plan, one, plan
+from tests.unit.operate_install.sample_plans import MODES, every_plan, one, plan
 
 PLANS = every_plan()
 
@@ -133,7 +133,7 @@ def test_no_rule_names_a_wildcard() -> None:
 def test_only_the_gateway_may_ask_for_picks() -> None:
     documents = render(plan())
     assert one(documents, "AuthorizationPolicy", "kvmesh-picker")["spec"]["rules"][0] == {
-        "from": [{"source": {"principals": ["*/ns/istio-ingress/sa/inference-gateway-istio"]}}],
+        "from": [{"source": {"principals": ["cluster.local/ns/istio-ingress/sa/inference-gateway-istio"]}}],
         "to": [{"operation": {"ports": ["9002"], "paths": ["/envoy.service.ext_proc.v3.ExternalProcessor/Process"]}}],
     }
     assert one(documents, "NetworkPolicy", "kvmesh-picker")["spec"]["ingress"][0] == {
@@ -193,17 +193,19 @@ def test_the_bundled_redis_opens_connections_for_names_and_its_proxy_alone_where
     ]
 
 
-def test_no_policy_names_a_trust_domain_which_a_mesh_may_have_another_of(rendered: list[dict[str, Any]]) -> None:
-    """ztunnel compares principals as they stand; a leading * is any domain to it and to sidecars."""
+@pytest.mark.parametrize("mode", list(MODES))
+def test_only_callers_of_the_mesh_s_trust_domain_are_admitted(mode: Mode) -> None:
+    """A source by namespace would admit that namespace of every federated trust domain."""
     sources = [
         origin["source"]
-        for each in rendered
+        for each in render(plan(mode=mode, trust_domain="prod.example.com", monitoring=True))
         if each["kind"] == "AuthorizationPolicy"
         for rule in each["spec"]["rules"]
         for origin in rule.get("from", ())
     ]
-    named = [principal for source in sources for principal in source.get("principals", ())]
-    assert [each for each in named if not each.startswith("*/ns/")] == []
+    assert {name for source in sources for name in source} == {"principals"}
+    principals = [principal for source in sources for principal in source["principals"]]
+    assert [each for each in principals if not each.startswith("prod.example.com/ns/")] == []
 
 
 def test_pickers_and_indexers_reach_a_redis_wherever_it_is() -> None:
