@@ -5,6 +5,7 @@ NetworkPolicies are a second line of defence besides mTLS: they also hold for po
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from operate.install.native_pools import picker_hosts, plain_inbound
 from operate.install.objects import (
@@ -38,7 +39,11 @@ HBONE = 15008  # port of ambient's tunnels, whatever the destination port
 MERGED_METRICS = 15020
 ISTIOD = 15012  # istiod's port for configuration and certificates
 AUTHORITY_PORTS = (443, 6443)  # certificate authorities: of managed control planes, and istio-csr
-DNS_PORTS = (53, 5353)  # 5353: OpenShift's DNS pods; a policy sees a Service's target port
+API_SERVER_PORTS = (443, 6443, 8443, 16443)  # of managed clusters, kubeadm, minikube and MicroK8s; a hub has 443
+# To any address: a node-local DNS cache is no pod. 5353: OpenShift's DNS pods; a policy sees a Service's target port.
+TO_DNS = {"ports": [{"protocol": each, "port": port} for port in (53, 5353) for each in ("UDP", "TCP")]}
+ONE_SERVER = ("redis://", "rediss://")
+DEFAULT_PORTS = {"redis": REDIS_PORT, "rediss": REDIS_PORT, "http": 80, "https": 443}
 # source addresses that ambient gives to the kubelet's probes to bypass its proxy; to policies they are not the node
 AMBIENT_PROBES = ("169.254.7.127/32", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128")
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -50,21 +55,41 @@ REPLAY_PORT = 5558
 def network_objects(plan: InstallPlan) -> list[Document]:
     """Return the components' NetworkPolicies."""
     picks = _from(plan, [_peer(each.namespace, each.selector) for each in plan.callers], GRPC_PORT)
+    to_picker = [picks, *_to_admin(plan, PICKER_ADMIN_PORT)]
     policies = [
-        _network_policy(plan, PICKER, [picks, *_to_admin(plan, PICKER_ADMIN_PORT)]),
-        _network_policy(plan, INDEXER, _to_admin(plan, INDEXER_ADMIN_PORT)),
+        _network_policy(plan, PICKER, to_picker, egress=_to_pods_and_servers(plan, plan.redis_url, plan.hub_endpoint)),
+        _network_policy(
+            plan, INDEXER, _to_admin(plan, INDEXER_ADMIN_PORT), egress=_to_pods_and_servers(plan, plan.redis_url)
+        ),
     ]
     if plan.redis is RedisKind.BUNDLED:
         users = [_peer(plan.namespace, component_labels(name)) for name in (PICKER, INDEXER)]
-        policy = _network_policy(plan, REDIS, [_from(plan, users, REDIS_PORT)])
-        # Redis' egress is closed except for DNS and the sidecar's control plane. Restricted only by port: a node-local
-        # DNS cache is no pod, and istiod may be in any namespace or outside the cluster.
-        egress = [{"ports": [{"protocol": each, "port": port} for port in DNS_PORTS for each in ("UDP", "TCP")]}]
-        if plan.membership is MeshMembership.SIDECAR:
-            egress.append({"ports": [{"protocol": "TCP", "port": port} for port in (ISTIOD, *AUTHORITY_PORTS)]})
-        policy["spec"] |= {"policyTypes": ["Ingress", "Egress"], "egress": egress}
-        policies.append(policy)
+        control_plane = [_to_ports(ISTIOD, *AUTHORITY_PORTS)] if plan.membership is MeshMembership.SIDECAR else []
+        from_users = [_from(plan, users, REDIS_PORT)]
+        policies.append(_network_policy(plan, REDIS, from_users, egress=[TO_DNS, *control_plane]))
     return policies
+
+
+def _to_ports(*ports: int) -> dict[str, Any]:
+    return {"ports": [{"protocol": "TCP", "port": port} for port in dict.fromkeys(ports)]}
+
+
+def _to_pods_and_servers(plan: InstallPlan, *servers: str | None) -> list[dict[str, Any]]:
+    """Allow the pods of kvmesh and of the pools, at any port, and by port alone what may be at any address.
+
+    That is the API server, istiod and the `servers`, given by their URLs. Policies of the user's own allow more.
+    """
+    if plan.redis_url and not plan.redis_url.startswith(ONE_SERVER):
+        return [{}]  # Sentinels and nodes announce other addresses and ports
+    spaces = dict.fromkeys([plan.namespace, *(pool.namespace for pool in plan.pools)])
+    istiod = [ISTIOD] if plan.membership is MeshMembership.SIDECAR else []
+    ports = [*API_SERVER_PORTS, *istiod, *(_port_of(url) for url in servers if url)]
+    return [{"to": [_peer(each) for each in spaces]}, TO_DNS, _to_ports(*ports)]
+
+
+def _port_of(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or DEFAULT_PORTS[parts.scheme]
 
 
 def _peer(namespace: str, selector: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -95,9 +120,11 @@ def _to_admin(plan: InstallPlan, port: int) -> list[dict[str, Any]]:
     return rules
 
 
-def _network_policy(plan: InstallPlan, component: str, ingress: list[dict[str, Any]]) -> Document:
-    """Restrict ingress. Egress stays open: pods and the API server may be at any address and port."""
-    spec = {"podSelector": pods_of(component), "policyTypes": ["Ingress"], "ingress": ingress}
+def _network_policy(
+    plan: InstallPlan, component: str, ingress: list[dict[str, Any]], *, egress: list[dict[str, Any]]
+) -> Document:
+    types = ["Ingress", "Egress"]
+    spec = {"podSelector": pods_of(component), "policyTypes": types, "ingress": ingress, "egress": egress}
     return component_object("NetworkPolicy", component, plan.namespace, spec=spec)
 
 

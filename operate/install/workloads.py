@@ -71,7 +71,7 @@ def redis_objects(plan: InstallPlan) -> list[Document]:
         return []
     # "tcp-": a port named redis would enable Envoy's Redis proxy, if Istio has it on
     port = {"name": "tcp-redis", "port": REDIS_PORT, "targetPort": "redis", "appProtocol": "tcp"}
-    return [*_account_and_service(REDIS, plan, port), _redis_server(plan)]
+    return [*_account_and_service(REDIS, plan, port), _redis_server(plan), _budget(REDIS, plan)]
 
 
 def _admin_port(number: int) -> dict[str, Any]:

@@ -73,6 +73,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fails open": {**GATEWAY, "failureMode": "FailOpen", "istioVersion": "1.30"},
     "routes replaced": {**GATEWAY, "routeSettings": "replace", "longestStreamSeconds": 61, "longestQueueSeconds": 30},
     "own Redis": {**GATEWAY, **OWN_REDIS},
+    "a single Redis": {**GATEWAY, "redis": "rediss://redis.example.com:6380/0?username=a"},
+    "a single Redis by address": {**GATEWAY, "redis": "redis://[fd00::1]"},
+    "a hub of plain HTTP": {**GATEWAY, "fetchModels": ["org/a"], "hubEndpoint": "http://mirror.example.com"},
     "numbers": {
         **GATEWAY,
         "replicas": 3,

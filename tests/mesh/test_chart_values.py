@@ -130,6 +130,8 @@ def test_logs_traces_and_audit_are_settings_of_the_picker(tmp_path: Path) -> Non
         ("KVMESH_AUDIT", "true"),
         ("KVMESH_AUDIT_KEY_FILE", "/etc/kvmesh/audit/keys"),
     }
+    ports = after["NetworkPolicy", "kvmesh-picker"]["spec"]["egress"][-1]["ports"]
+    assert {"protocol": "TCP", "port": 4318} in ports
     pod = after["Deployment", "kvmesh-picker"]["spec"]["template"]["spec"]
     keys = {"secretName": "audit-keys", "items": [{"key": "chain", "path": "keys"}], "defaultMode": 0o440}
     assert pod["volumes"][-2:] == [

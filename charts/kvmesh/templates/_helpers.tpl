@@ -47,8 +47,8 @@ true
 {{- end -}}
 {{- end }}
 
-{{- /* The namespaces that a namespaced installation reads: its own, for mesh-wide policies, and the pools'. */ -}}
-{{- define "kvmesh.watchedNamespaces" -}}
+{{- /* The namespaces of the release, for mesh-wide policies, and of the pools. */ -}}
+{{- define "kvmesh.namespaces" -}}
 {{- $namespaces := list .Release.Namespace -}}
 {{- range .Values.pools -}}
   {{- $namespaces = append $namespaces .namespace -}}

@@ -164,7 +164,7 @@ livenessProbe:
 - {name: KVMESH_ADMIN_TOKEN_FILE, value: /etc/kvmesh/admin/token}
 - {name: KVMESH_TOKEN_FILE, value: /etc/kvmesh/admin/token} # for clients: `kubectl exec … -- kvmesh doctor`
 {{- if eq .Values.scope "namespaced" }}
-- {name: KVMESH_NAMESPACES, value: {{ include "kvmesh.watchedNamespaces" . | fromJsonArray | join "," | quote }}}
+- {name: KVMESH_NAMESPACES, value: {{ include "kvmesh.namespaces" . | fromJsonArray | join "," | quote }}}
 {{- end }}
 {{- if .Values.podKeySecret }}
 - {name: KVMESH_POD_KEY_FILE, value: /etc/kvmesh/pods/key}

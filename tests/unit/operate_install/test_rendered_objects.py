@@ -208,10 +208,38 @@ def test_only_callers_of_the_mesh_s_trust_domain_are_admitted(mode: Mode) -> Non
     assert [each for each in principals if not each.startswith("prod.example.com/ns/")] == []
 
 
-def test_pickers_and_indexers_reach_a_redis_wherever_it_is() -> None:
-    documents = render(plan(redis=RedisKind.EXTERNAL, redis_url="rediss://redis.example.com:6380"))
-    policies = [each["spec"] for each in documents if each["kind"] == "NetworkPolicy"]
-    assert [(each["policyTypes"], "egress" in each) for each in policies] == [(["Ingress"], False)] * 2
+def egress_of(documents: list[dict[str, Any]], component: str) -> list[dict[str, Any]]:
+    spec = one(documents, "NetworkPolicy", component)["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    egress: list[dict[str, Any]] = spec["egress"]
+    return egress
+
+
+@pytest.mark.parametrize("component", ["kvmesh-picker", "kvmesh-indexer"])
+def test_pickers_and_indexers_open_connections_to_kvmesh_the_pools_and_a_few_ports(component: str) -> None:
+    to_pods, _, to_servers = egress_of(render(plan()), component)
+    names = [each["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for each in to_pods["to"]]
+    assert names == ["kvmesh-system", "llm"]
+    assert [each["port"] for each in to_servers["ports"]] == [443, 6443, 8443, 16443, 15012]
+
+
+@pytest.mark.parametrize(
+    ("url", "port"), [("rediss://redis.example.com:6380", 6380), ("redis://[fd00::1]/0?username=a:1", 6379)]
+)
+def test_the_port_of_a_redis_of_ones_own_is_open_to_any_address(url: str, port: int) -> None:
+    documents = render(plan(redis=RedisKind.EXTERNAL, redis_url=url))
+    assert egress_of(documents, "kvmesh-indexer")[-1]["ports"][-1] == {"protocol": "TCP", "port": port}
+
+
+def test_servers_that_sentinels_announce_may_be_anywhere() -> None:
+    documents = render(plan(redis=RedisKind.EXTERNAL, redis_url="redis+sentinel://a:26379,b:26379/mymaster"))
+    assert egress_of(documents, "kvmesh-picker") == [{}]
+
+
+def test_the_port_of_a_hub_is_open_to_the_picker() -> None:
+    documents = render(plan(fetch_models=("org/a",), hub_endpoint="http://mirror.example.com:8081"))
+    assert {"protocol": "TCP", "port": 8081} in egress_of(documents, "kvmesh-picker")[-1]["ports"]
+    assert {"protocol": "TCP", "port": 8081} not in egress_of(documents, "kvmesh-indexer")[-1]["ports"]
 
 
 def test_the_platform_may_pick_the_user() -> None:
