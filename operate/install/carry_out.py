@@ -16,6 +16,7 @@ from operate.install.objects import kind_of
 from operate.install.plan import GRPC_PORT, PICKER, PICKER_ADMIN_PORT, InstallPlan, Mode, PoolTarget, Scope
 from operate.install.pod_parts import ADMIN_KEY, admin_secret, admin_secret_name
 from operate.install.preflight import judge
+from operate.install.redis_access import USERS, users_secret
 from operate.install.render import render, to_yaml
 from operate.install.shipped_files import read_crds
 
@@ -23,6 +24,10 @@ TOKEN_BYTES = 32  # of randomness
 LEFT_OUT = (
     "Not among these: the Secret kvmesh-admin-token, key token, without which nobody sees the admin pages "
     "(docs/guides/admin-access.md)"
+)
+USERS_LEFT_OUT = (
+    "Not among these: the Secret kvmesh-redis-users, without which Redis does not start "
+    "(docs/guides/redis-connection.md#the-bundled-redis)"
 )
 IMAGE_LEFT_OUT = (
     "warning: the API server has left the image out of the pickers' volume: it lacks the feature ImageVolume, and the "
@@ -40,6 +45,8 @@ def print_documents(plan: InstallPlan, documents: list[dict[str, object]]) -> No
     typer.echo(to_yaml(documents), nl=False)
     if not plan.admin_token_secret:
         typer.echo(LEFT_OUT, err=True)
+    if users_secret(plan, passwords={}):
+        typer.echo(USERS_LEFT_OUT, err=True)
     typer.echo(f"Tokens: {_tokens_from(plan)}", err=True)
 
 
@@ -78,7 +85,10 @@ def install(
         documents,
         installation=plan.namespace,
         wait_seconds=wait_seconds,
-        once=admin_secret(plan, token=secrets.token_urlsafe(TOKEN_BYTES)),
+        once=[
+            *admin_secret(plan, token=secrets.token_urlsafe(TOKEN_BYTES)),
+            *users_secret(plan, passwords={user: secrets.token_urlsafe(TOKEN_BYTES) for user in USERS}),
+        ],
         namespaced=plan.scope is Scope.NAMESPACED,
         force=force,
         say=typer.echo,

@@ -184,9 +184,7 @@ class InstallPlan:
         shown=None,
         absent=None,
     )
-    trust_domain: str = setting(
-        TRUST_DOMAIN, "Trust domain of gateways, clients and kvmesh. Default: the mesh's; with --dry-run cluster.local."
-    )
+    trust_domain: str = setting(TRUST_DOMAIN, "Trust domain of callers and kvmesh, unless the mesh has another.")
     failure_mode: FailureMode = setting(
         FailureMode.FAIL_CLOSE, "Requests while no picker answers: refused (FailClose), or sent to any pod."
     )
@@ -209,7 +207,9 @@ class InstallPlan:
         "redis",
         metavar="URL",
     )
-    redis_password_secret: str | None = setting(None, "Secret with the Redis password, key password.")
+    redis_password_secret: str | None = setting(
+        None, "Secret with the Redis password, key password; of the bundled one, its users' passwords."
+    )
     redis_sentinel_password_secret: str | None = setting(None, "Secret for the Sentinels, key password.")
     redis_ca_secret: str | None = setting(None, "Secret with the CA of Redis' certificate, key ca.crt.")
     redis_tls_secret: str | None = setting(

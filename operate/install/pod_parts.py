@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from operate.install.objects import INSTALLATION, OWNED, Document, component_labels, kube_object, pods_of
-from operate.install.plan import REDIS, REDIS_PORT, InstallPlan, MeshMembership, RedisKind
+from operate.install.plan import InstallPlan, MeshMembership
+from operate.install.redis_access import redis_mounts, redis_url, redis_volumes
 
 USER_ID = 65532  # the image's user; outside the host's range
 FIXED_USER = {"runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID}
-REDIS_SECRETS = "/etc/kvmesh/redis"
 ADMIN_SECRET = "kvmesh-admin-token"  # noqa: S105 - its name
 ADMIN_KEY = "token"
 ADMIN_FOLDER = "/etc/kvmesh/admin"
@@ -106,13 +106,20 @@ def _spread(component: str, key: str) -> dict[str, Any]:
 
 
 def role_container(
-    plan: InstallPlan, name: str, *, settings: Mapping[str, str], ports: Mapping[str, int], cpu: str, memory: str
+    plan: InstallPlan,
+    name: str,
+    *,
+    settings: Mapping[str, str],
+    ports: Mapping[str, int],
+    cpu: str,
+    memory: str,
+    redis_user: str,
 ) -> dict[str, Any]:
     """Return a role's container. No CPU limit: throttling would delay picks.
 
     Optional settings come last: kustomize overlays patch by index, so indices must not shift.
     """
-    environment = {**settings, **_shared_settings(plan)}
+    environment = {**settings, **_shared_settings(plan, redis_user)}
     if plan.watched_namespaces:
         environment["namespaces"] = ",".join(plan.watched_namespaces)
     if plan.pod_key_secret:
@@ -136,10 +143,7 @@ def role_container(
         "volumeMounts": [
             TMP_MOUNT,
             {"name": "admin-token", "mountPath": ADMIN_FOLDER, "readOnly": True},
-            *(
-                {"name": f"redis-{part}", "mountPath": f"{REDIS_SECRETS}/{part}", "readOnly": True}
-                for part, _, _ in _redis_secrets(plan)
-            ),
+            *redis_mounts(plan),
             *([{"name": "pod-key", "mountPath": POD_KEY_FOLDER, "readOnly": True}] if plan.pod_key_secret else []),
         ],
     }
@@ -151,7 +155,7 @@ def image_of(plan: InstallPlan) -> dict[str, Any]:
     return {"image": plan.image, **policy}
 
 
-def role_volumes(plan: InstallPlan) -> list[dict[str, Any]]:
+def role_volumes(plan: InstallPlan, *, redis_user: str) -> list[dict[str, Any]]:
     """Return the volumes that `role_container` mounts.
 
     Without the admin token's Secret the pods run, but the admin pages are closed.
@@ -160,10 +164,7 @@ def role_volumes(plan: InstallPlan) -> list[dict[str, Any]]:
     return [
         {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         {"name": "admin-token", "secret": token},
-        *(
-            {"name": f"redis-{part}", "secret": {"secretName": secret, "defaultMode": 0o440}}
-            for part, secret, _ in _redis_secrets(plan)
-        ),
+        *redis_volumes(plan, redis_user),
         *_pod_key_volumes(plan),
     ]
 
@@ -194,34 +195,13 @@ def admin_secret(plan: InstallPlan, *, token: str) -> list[Document]:
     return [kube_object("Secret", ADMIN_SECRET, plan.namespace, labels=mark, type="Opaque", data=data)]
 
 
-def _shared_settings(plan: InstallPlan) -> dict[str, str]:
+def _shared_settings(plan: InstallPlan, redis_user: str) -> dict[str, str]:
     return {
         "kubernetes": "true",
-        "redis": redis_address(plan),
+        "redis": redis_url(plan, redis_user),
         "hash_seed": plan.hash_seed,
         "log_format": "json",
         "log_level": plan.log_level,
         "admin_token_file": f"{ADMIN_FOLDER}/{ADMIN_KEY}",
         "token_file": f"{ADMIN_FOLDER}/{ADMIN_KEY}",  # for clients: `kubectl exec … -- kvmesh doctor`
     }
-
-
-def redis_address(plan: InstallPlan) -> str:
-    """Return the URL of Redis with the paths of its mounted Secrets."""
-    bundled = plan.redis is RedisKind.BUNDLED or plan.redis_url is None
-    url = f"redis://{REDIS}.{plan.namespace}.svc:{REDIS_PORT}/0" if bundled else str(plan.redis_url)
-    for part, _, files in _redis_secrets(plan):
-        for parameter, file in files.items():
-            url += f"{'&' if '?' in url else '?'}{parameter}={REDIS_SECRETS}/{part}/{file}"
-    return url
-
-
-def _redis_secrets(plan: InstallPlan) -> list[tuple[str, str, dict[str, str]]]:
-    """Return the mounted Secrets as (folder, Secret, {parameter of the URL: file})."""
-    secrets = [
-        ("password", plan.redis_password_secret, {"password_file": "password"}),
-        ("sentinel", plan.redis_sentinel_password_secret, {"sentinel_password_file": "password"}),
-        ("ca", plan.redis_ca_secret, {"ca_file": "ca.crt"}),
-        ("tls", plan.redis_tls_secret, {"cert_file": "tls.crt", "key_file": "tls.key"}),
-    ]
-    return [(part, secret, files) for part, secret, files in secrets if secret]

@@ -29,6 +29,7 @@ from operate.install.plan import (
     Scope,
 )
 from operate.install.pod_parts import LOCKED_DOWN, SETTLE_SECONDS, TMP_MOUNT, pod_template, role_container, role_volumes
+from operate.install.redis_access import INDEXER_USER, PICKER_USER, PROBE, hash_environment, user_arguments
 
 BUSY_PERCENT = 60  # HPA target, of the one core that a picker can use
 HEADROOM = 1.6  # memory limit / data size: copy-on-write during AOF rewrites, client buffers
@@ -106,8 +107,10 @@ def _picker_deployment(plan: InstallPlan) -> Document:
     if plan.mode is Mode.INFERENCE_POOL:
         settings["policy"] = REFUSED_WITH_429
     ports = {"grpc": GRPC_PORT, "http-admin": PICKER_ADMIN_PORT}
-    container = role_container(plan, "extproc", settings=settings, ports=ports, cpu="1", memory="512Mi")
-    volumes = role_volumes(plan)
+    container = role_container(
+        plan, "extproc", settings=settings, ports=ports, cpu="1", memory="512Mi", redis_user=PICKER_USER
+    )
+    volumes = role_volumes(plan, redis_user=PICKER_USER)
     if (models := model_volume(plan)) is not None:
         container["env"].append({"name": "KVMESH_TOKENIZERS", "value": MODELS})
         container["volumeMounts"].append({"name": models["name"], "mountPath": MODELS, "readOnly": True})
@@ -155,6 +158,9 @@ def _picker_autoscaler(plan: InstallPlan) -> Document:
 def _indexer_deployment(plan: InstallPlan) -> Document:
     settings = {"host": "0.0.0.0", "indexer_admin_port": str(INDEXER_ADMIN_PORT)}
     ports = {"http-admin": INDEXER_ADMIN_PORT}
+    container = role_container(
+        plan, "indexer", settings=settings, ports=ports, cpu="500m", memory="256Mi", redis_user=INDEXER_USER
+    )
     spec = {
         "replicas": plan.indexer_replicas,
         "selector": pods_of(INDEXER),
@@ -162,8 +168,8 @@ def _indexer_deployment(plan: InstallPlan) -> Document:
         "template": pod_template(
             plan,
             INDEXER,
-            container=role_container(plan, "indexer", settings=settings, ports=ports, cpu="500m", memory="256Mi"),
-            volumes=role_volumes(plan),
+            container=container,
+            volumes=role_volumes(plan, redis_user=INDEXER_USER),
             grace_seconds=SETTLE_SECONDS,  # another indexer takes over when its leases expire, after 2 s
             token=True,
         ),
@@ -204,12 +210,13 @@ def _redis_server(plan: InstallPlan) -> Document:
 
 
 def _redis_container(plan: InstallPlan) -> dict[str, Any]:
-    ping = {"exec": {"command": ["valkey-cli", "-p", str(REDIS_PORT), "ping"]}}
+    ping = {"exec": {"command": PROBE}}
     memory = f"{round(plan.redis_memory_mib * HEADROOM)}Mi"
-    container: dict[str, Any] = {
+    return {
         "name": "redis",
         "image": plan.redis_image,
-        "args": ["valkey-server", *_redis_arguments(plan)],
+        "args": ["valkey-server", *_redis_arguments(plan), *user_arguments()],
+        "env": hash_environment(plan),
         "ports": [{"name": "redis", "containerPort": REDIS_PORT}],
         "startupProbe": ping | {"periodSeconds": 2, "failureThreshold": 150},  # loads its AOF
         "readinessProbe": ping | {"periodSeconds": 5, "timeoutSeconds": 3},
@@ -218,17 +225,12 @@ def _redis_container(plan: InstallPlan) -> dict[str, Any]:
         "securityContext": LOCKED_DOWN,
         "volumeMounts": [{"name": "data", "mountPath": "/data"}, TMP_MOUNT],
     }
-    if plan.redis_password_secret:
-        secret = {"secretKeyRef": {"name": plan.redis_password_secret, "key": "password"}}
-        container["env"] = [{"name": name, "valueFrom": secret} for name in ("REDIS_PASSWORD", "REDISCLI_AUTH")]
-    return container
 
 
 def _redis_arguments(plan: InstallPlan) -> list[str]:
     settings = {
         "port": str(REDIS_PORT),
         "dir": "/data",
-        "protected-mode": "no",  # access is controlled by mesh and NetworkPolicy
         "maxmemory": f"{plan.redis_memory_mib}mb",
         "maxmemory-policy": "noeviction",  # evictions would make the index wrong
         "tracking-table-max-keys": "262144",  # caps memory for keys tracked by pickers: 36 MB, not 137
@@ -236,8 +238,6 @@ def _redis_arguments(plan: InstallPlan) -> list[str]:
         "appendfsync": "everysec",
         "save": "",
     }
-    if plan.redis_password_secret:
-        settings["requirepass"] = "$(REDIS_PASSWORD)"
     return [part for name, value in settings.items() for part in (f"--{name}", value)]
 
 

@@ -1,6 +1,7 @@
 """A real redis-server on a free port, for tests that need one; stop, start and empty it at will."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import redis
 
 from operate.local.ports import pick_free_port
+from tests.required_programs import lacks
 
 DEADLINE_SECONDS = 10.0
 
@@ -25,6 +27,14 @@ def redis_program() -> Path:
     return Path(spec.origin).parent / "bin" / "redis-server"
 
 
+def redis_7_program() -> Path:
+    """The server that KVMESH_TEST_REDIS_SERVER names, or the installed one: version 7 has rights by kind of access."""
+    found = os.environ.get("KVMESH_TEST_REDIS_SERVER") or shutil.which("valkey-server") or shutil.which("redis-server")
+    if found is None:
+        lacks("needs Redis 7 or Valkey (Debian: redis-server)")
+    return Path(found)
+
+
 def free_port() -> int:
     # a cluster node also listens 10,000 above, which must not be a port of outgoing connections either
     return pick_free_port(host="127.0.0.1", avoid=range(22_000, 1 << 16))
@@ -33,7 +43,8 @@ def free_port() -> int:
 class RedisServer:
     """One server without persistence: whoever restarts it finds it empty."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, program: Path | None = None) -> None:
+        self._program = program
         self._options = options
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -43,7 +54,7 @@ class RedisServer:
     def start(self) -> None:
         """Start it and wait until it answers."""
         where = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
-        command = [str(redis_program()), *where, "--save", "", *self._options]
+        command = [str(self._program or redis_program()), *where, "--save", "", *self._options]
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + DEADLINE_SECONDS

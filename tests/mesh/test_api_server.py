@@ -116,7 +116,8 @@ def test_kubectl_may_apply_what_is_printed_before_and_after(site: Site) -> None:
     over = site.install()
     assert over.code == 0, over.errors
     changed = {name for name, outcome in over.outcomes.items() if outcome != "unchanged"}
-    assert changed == {f"Secret {site.namespace}/kvmesh-admin-token", f"Role {site.namespace}/kvmesh-status-writer"}
+    made = {f"Secret {site.namespace}/{name}" for name in ("kvmesh-admin-token", "kvmesh-redis-users")}
+    assert changed == made | {f"Role {site.namespace}/kvmesh-status-writer"}
     site.kube.kubectl("apply", "--server-side", "-f", "-", stdin=rendered)
     assert set(site.install().outcomes.values()) == {"unchanged"}
 

@@ -20,6 +20,7 @@ OWNER_LABELS = {
     "helm.sh/chart",
 }
 TOKEN = ("Secret", NAMESPACE, "kvmesh-admin-token")
+USERS = ("Secret", NAMESPACE, "kvmesh-redis-users")
 RELEASES = ("1.28", "1.29.1", "1.30", "1.31", "1.33")
 LLAMA = {"namespace": "llm", "name": "vllm-llama", "selector": {"app": "vllm-llama"}}
 QWEN = {"namespace": "qwen", "name": "vllm-qwen", "port": 80, "podPort": 8000}
@@ -190,6 +191,7 @@ def assert_the_same(values: dict[str, Any], folder: Path) -> None:
     )
     charted = _without_owner(objects(templated))
     assert (charted.pop(TOKEN, None) is None) == ("adminTokenSecret" in values)
+    assert (charted.pop(USERS, None) is None) == ("redis" in values or "redisPasswordSecret" in values)
     assert charted.keys() == planned.keys()
     for key, document in planned.items():
         assert charted[key] == document, key

@@ -1,7 +1,9 @@
 """Helm installs, upgrades and removes the chart on a real API server."""
 
 import json
+from base64 import b64decode
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,10 @@ def test_helm_installs_upgrades_and_removes_the_chart(kube: Kube, tmp_path: Path
 
     helm("upgrade", RELEASE, str(CHART), *_in(kube), *_values(VALUES, tmp_path), *READY)
     assert_as_printed(kube, VALUES, tmp_path)
+    users = _there(kube)["Secret", NAMESPACE, "kvmesh-redis-users"]["data"]
+    helm("upgrade", RELEASE, str(CHART), *_in(kube), *_values(VALUES | {"drainSeconds": 7}, tmp_path), *READY)
+    assert _there(kube)["Secret", NAMESPACE, "kvmesh-redis-users"]["data"] == users
+    assert b64decode(users["picker.sha256"]).decode() == sha256(b64decode(users["picker"])).hexdigest()
     helm("uninstall", RELEASE, *_in(kube), *READY)
     assert _there(kube).keys() == set()
     assert "inferencepolicies" in kube.kubectl("get", "crd", "--output=name")

@@ -154,19 +154,20 @@ livenessProbe:
   valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}
 {{- end }}
 
-{{- /* Settings of both picker and indexer. */ -}}
+{{- /* Settings of both picker and indexer: (list $ REDIS-USER). */ -}}
 {{- define "kvmesh.sharedEnv" -}}
+{{- $root := first . -}}
 - {name: KVMESH_KUBERNETES, value: "true"}
 - {name: KVMESH_REDIS, value: {{ include "kvmesh.redisURL" . | quote }}}
-- {name: KVMESH_HASH_SEED, value: {{ .Values.hashSeed | quote }}}
-- {name: KVMESH_LOG_FORMAT, value: {{ .Values.logFormat }}}
-- {name: KVMESH_LOG_LEVEL, value: {{ .Values.logLevel }}}
+- {name: KVMESH_HASH_SEED, value: {{ $root.Values.hashSeed | quote }}}
+- {name: KVMESH_LOG_FORMAT, value: {{ $root.Values.logFormat }}}
+- {name: KVMESH_LOG_LEVEL, value: {{ $root.Values.logLevel }}}
 - {name: KVMESH_ADMIN_TOKEN_FILE, value: /etc/kvmesh/admin/token}
 - {name: KVMESH_TOKEN_FILE, value: /etc/kvmesh/admin/token} # for clients: `kubectl exec … -- kvmesh doctor`
-{{- if eq .Values.scope "namespaced" }}
-- {name: KVMESH_NAMESPACES, value: {{ include "kvmesh.namespaces" . | fromJsonArray | join "," | quote }}}
+{{- if eq $root.Values.scope "namespaced" }}
+- {name: KVMESH_NAMESPACES, value: {{ include "kvmesh.namespaces" $root | fromJsonArray | join "," | quote }}}
 {{- end }}
-{{- if .Values.podKeySecret }}
+{{- if $root.Values.podKeySecret }}
 - {name: KVMESH_POD_KEY_FILE, value: /etc/kvmesh/pods/key}
 {{- end }}
 {{- end }}
@@ -175,29 +176,26 @@ livenessProbe:
 {{- define "kvmesh.sharedMounts" -}}
 - {name: tmp, mountPath: /tmp}
 - {name: admin-token, mountPath: /etc/kvmesh/admin, readOnly: true}
-{{- range include "kvmesh.redisSecrets" . | fromYamlArray }}
-- {name: redis-{{ .folder }}, mountPath: /etc/kvmesh/redis/{{ .folder }}, readOnly: true}
-{{- end }}
+{{- include "kvmesh.redisMounts" . }}
 {{- if .Values.podKeySecret }}
 - {name: pod-key, mountPath: /etc/kvmesh/pods, readOnly: true}
 {{- end }}
 {{- end }}
 
+{{- /* (list $ REDIS-USER) */ -}}
 {{- define "kvmesh.sharedVolumes" -}}
+{{- $root := first . -}}
 - name: tmp
   emptyDir: {sizeLimit: 64Mi}
 - name: admin-token
   secret:
-    secretName: {{ .Values.adminTokenSecret | default "kvmesh-admin-token" | quote }}
+    secretName: {{ $root.Values.adminTokenSecret | default "kvmesh-admin-token" | quote }}
     defaultMode: 0440
     optional: true # without it the pods run, but the admin pages are closed
-{{- range include "kvmesh.redisSecrets" . | fromYamlArray }}
-- name: redis-{{ .folder }}
-  secret: {secretName: {{ .secret | quote }}, defaultMode: 0440}
-{{- end }}
-{{- with .Values.podKeySecret }}
+{{- include "kvmesh.redisVolumes" . }}
+{{- with $root.Values.podKeySecret }}
 - name: pod-key
-  secret: {{ include "kvmesh.secretFile" (list . $.Values.podKeySecretKey "key") }}
+  secret: {{ include "kvmesh.secretFile" (list . $root.Values.podKeySecretKey "key") }}
 {{- end }}
 {{- end }}
 
@@ -205,33 +203,4 @@ livenessProbe:
 {{- define "kvmesh.secretFile" -}}
 {{- $item := dict "key" (index . 1) "path" (index . 2) -}}
 {{- dict "secretName" (first .) "items" (list $item) "defaultMode" 0440 | toJson -}}
-{{- end }}
-
-{{- /* Secrets for Redis: the folder of their volume, and the files by the URL's parameters. */ -}}
-{{- define "kvmesh.redisSecrets" -}}
-{{- with .Values.redisPasswordSecret }}
-- {folder: password, secret: {{ . | quote }}, files: {password_file: password}}
-{{- end }}
-{{- with .Values.redisSentinelPasswordSecret }}
-- {folder: sentinel, secret: {{ . | quote }}, files: {sentinel_password_file: password}}
-{{- end }}
-{{- with .Values.redisCaSecret }}
-- {folder: ca, secret: {{ . | quote }}, files: {ca_file: ca.crt}}
-{{- end }}
-{{- with .Values.redisTlsSecret }}
-- {folder: tls, secret: {{ . | quote }}, files: {cert_file: tls.crt, key_file: tls.key}}
-{{- end }}
-{{- end }}
-
-{{- /* The URL of Redis with the paths of its mounted Secrets. */ -}}
-{{- define "kvmesh.redisURL" -}}
-{{- $url := .Values.redis | default (printf "redis://kvmesh-redis.%s.svc:6379/0" .Release.Namespace) -}}
-{{- range include "kvmesh.redisSecrets" . | fromYamlArray -}}
-  {{- $folder := .folder -}}
-  {{- range $parameter, $file := .files -}}
-    {{- $separator := contains "?" $url | ternary "&" "?" -}}
-    {{- $url = printf "%s%s%s=/etc/kvmesh/redis/%s/%s" $url $separator $parameter $folder $file -}}
-  {{- end -}}
-{{- end -}}
-{{- $url -}}
 {{- end }}

@@ -20,6 +20,7 @@ from extproc.shared.shared_quotas import Quotas, QuotaSettings
 from kvmesh.errors import IndexUnavailableError
 from kvmesh.index.redis_reader import PrefixIndexReader
 from kvmesh.redis.link import RedisLink
+from operate.install.redis_access import PICKER_USER, USER_RIGHTS
 from tests.integration.kv_fake_redis import error, fake_redis
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_redis_groups import RIGHTS, ClusterGroup
@@ -668,15 +669,16 @@ async def test_everything_expires_by_itself(replicas: Replicas, redis_server: Re
     assert all(0 < milliseconds <= 1500 for milliseconds in left.values())
 
 
-async def test_the_documented_rights_suffice(redis_server: RedisServer) -> None:
-    client: Any = redis_server.client()
-    client.execute_command("ACL", "SETUSER", "kvmesh", "on", ">secret", *RIGHTS)
-    started = Replicas(url=redis_server.url.replace("redis://", "redis://kvmesh:secret@"))
+@pytest.mark.parametrize("rights", [RIGHTS, USER_RIGHTS[PICKER_USER].split()], ids=["documented", "bundled"])
+async def test_the_rights_suffice(rights: Sequence[str], redis_7_server: RedisServer) -> None:
+    client: Any = redis_7_server.client()
+    client.execute_command("ACL", "SETUSER", "kvmesh", "on", ">secret", *rights)
+    started = Replicas(url=redis_7_server.url.replace("redis://", "redis://kvmesh:secret@"))
     try:
         one = started.start(structs.replace(TEN_A_MINUTE, concurrent_requests=5))
         assert (await one.asked()).degraded is None
         one.quotas.cancel(one.asks[0])
-        await until(lambda: keys(redis_server) == [])
+        await until(lambda: keys(redis_7_server) == [])
         assert one.quotas.problem is None
     finally:
         await started.close()

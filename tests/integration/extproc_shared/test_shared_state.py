@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from extproc.shared.shared_records import PlacementNames
 from extproc.shared.shared_state import PoolShare, SharedState, SharedStateSettings
 from kvmesh.blocks.block_keys import root_key
 from kvmesh.index.redis_reader import PrefixIndexReader
+from operate.install.redis_access import PICKER_USER, USER_RIGHTS
 from tests.integration.kv_fake_redis import array, error, fake_redis, replica_of
 from tests.integration.kv_redis import RedisServer
 from tests.integration.kv_redis_groups import RIGHTS, ClusterGroup
@@ -479,10 +480,11 @@ async def test_a_redis_cluster_serves_all_of_it_from_the_server_that_has_the_ind
         group.kill()
 
 
-async def test_the_documented_rights_suffice(redis_server: RedisServer) -> None:
-    client: Any = redis_server.client()
-    client.execute_command("ACL", "SETUSER", "kvmesh", "on", ">secret", *RIGHTS)
-    started = Replicas(url=redis_server.url.replace("redis://", "redis://kvmesh:secret@"))
+@pytest.mark.parametrize("rights", [RIGHTS, USER_RIGHTS[PICKER_USER].split()], ids=["documented", "bundled"])
+async def test_the_rights_suffice(rights: Sequence[str], redis_7_server: RedisServer) -> None:
+    client: Any = redis_7_server.client()
+    client.execute_command("ACL", "SETUSER", "kvmesh", "on", ">secret", *rights)
+    started = Replicas(url=redis_7_server.url.replace("redis://", "redis://kvmesh:secret@"))
     try:
         one, two = started.start(), started.start()
         one.book(a=EndpointBookings(1, 10, 100))

@@ -76,6 +76,7 @@ async def test_a_dry_run_prints_what_is_rendered_and_needs_no_cluster() -> None:
     assert done.exit_code == 0, done.output
     assert list(yaml.safe_load_all(done.stdout)) == render(SAMPLE, crds=read_crds())
     assert "kvmesh-admin-token" in done.stderr
+    assert "kvmesh-redis-users" in done.stderr
 
 
 async def test_native_pools_need_no_release_to_be_named() -> None:
@@ -126,34 +127,41 @@ async def test_it_is_said_where_tokens_will_come_from(api: KubeApi, flags: tuple
     assert words in done.output
 
 
-async def test_the_admin_token_is_made_once_never_shown_and_goes_with_the_installation(api: KubeApi) -> None:
+async def test_secrets_are_made_once_never_shown_and_go_with_the_installation(api: KubeApi) -> None:
     first = await call("install", *FLAGS, "--wait-seconds=0")
-    [secret] = [each for each in api.documents("Secret") if each["metadata"]["name"] == "kvmesh-admin-token"]
-    token = b64decode(secret["data"]["token"]).decode()
-    assert len(token) >= 40
+    secrets = {each["metadata"]["name"]: each for each in api.documents("Secret")}
+    assert secrets["kvmesh-redis-users"]["data"].keys() >= {"picker", "indexer", "dashboards", "picker.sha256"}
+    words = [
+        secrets[name]["data"][key] for name, key in (("kvmesh-admin-token", "token"), ("kvmesh-redis-users", "picker"))
+    ]
+    assert all(len(b64decode(word)) >= 40 for word in words)
     again = await call("install", *FLAGS, "--wait-seconds=0", "--istio-version=1.30", "--force-conflicts")
-    assert (again.exit_code, api.documents("Secret")) == (0, [secret])
+    assert (again.exit_code, api.documents("Secret")) == (0, list(secrets.values()))
     mounts = {
         volume["secret"]["secretName"]
         for deployment in api.documents("Deployment")
         for volume in deployment["spec"]["template"]["spec"]["volumes"]
         if "secret" in volume
     }
-    assert mounts == {"kvmesh-admin-token"}
+    assert mounts == secrets.keys()
     gone = await call("uninstall", "--yes", "--settle-seconds=0")
     assert (gone.exit_code, api.documents("Secret")) == (0, [])
     printed = "".join(each.output + each.stderr for each in (first, again, gone))
-    assert "Secret kvmesh-system/kvmesh-admin-token" in printed
-    assert token not in printed
-    assert secret["data"]["token"] not in printed
+    assert all(f"Secret kvmesh-system/{name}" in printed for name in secrets)
+    assert not [word for word in words if word in printed or b64decode(word).decode() in printed]
 
 
 async def test_a_secret_of_ones_own_is_mounted_and_none_is_made(api: KubeApi) -> None:
-    done = await call("install", *FLAGS, "--wait-seconds=0", "--admin-token-secret=ours")
+    flags = ("--admin-token-secret=ours", "--redis-password-secret=users")
+    done = await call("install", *FLAGS, "--wait-seconds=0", *flags)
     assert (done.exit_code, api.documents("Secret")) == (0, [])
     for deployment in api.documents("Deployment"):
-        [volume] = [each for each in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in each]
-        assert volume["secret"] == {"secretName": "ours", "defaultMode": 0o440, "optional": True}
+        volumes = [each for each in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in each]
+        user = deployment["metadata"]["name"].removeprefix("kvmesh-")
+        assert [each["secret"] for each in volumes] == [
+            {"secretName": "ours", "defaultMode": 0o440, "optional": True},
+            {"secretName": "users", "items": [{"key": user, "path": "password"}], "defaultMode": 0o440},
+        ]
 
 
 async def test_installing_again_changes_nothing_and_another_release_changes_what_differs(api: KubeApi) -> None:
