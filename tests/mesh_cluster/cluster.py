@@ -16,11 +16,12 @@ from typing import Any
 import aiohttp
 import yaml
 
+from operate.install.redis_access import USER_RIGHTS
 from operate.local.processes import HttpReady, ProcessSpec
 from operate.local.service import simulated_tokenizer
 from tests.e2e.stack import Answer, eventually
 from tests.e2e.supervised import supervised
-from tests.integration.kv_redis import RedisServer
+from tests.integration.kv_redis import RedisServer, redis_7_program
 from tests.mesh.go_programs import go_program
 from tests.mesh.istio_proxy import IstioProxy, Workload, running_istio_proxy
 from tests.mesh.istiod import ENVIRONMENT, Istiod
@@ -112,7 +113,7 @@ class Cluster:
             "POD_NAME": component,
             "POD_NAMESPACE": namespace,
             "KUBECONFIG": str(self._account(namespace, component)),
-            "KVMESH_REDIS": self.redis.url,
+            "KVMESH_REDIS": self._redis_url(namespace, user=component.removeprefix("kvmesh-")),
             "KVMESH_ADMIN_TOKEN_FILE": str(self._admin_token(namespace)),
             "KVMESH_TOKEN_FILE": str(self._admin_token(namespace)),
             **changes,
@@ -130,10 +131,20 @@ class Cluster:
         return self.kube.write_kubeconfig(f"{namespace}-{name}", user={"token": token})
 
     def _admin_token(self, namespace: str) -> Path:
-        words = self.kube.kubectl("get", "secret", "-n", namespace, "kvmesh-admin-token", "-o", "json")
         path = self.folder / "admin-token"
-        path.write_bytes(base64.b64decode(json.loads(words)["data"]["token"]))
+        path.write_text(self._secret(namespace, "kvmesh-admin-token")["token"])
         return path
+
+    def _redis_url(self, namespace: str, *, user: str) -> str:
+        """Give Redis the installation's user; return its URL for it."""
+        password = self._secret(namespace, "kvmesh-redis-users")[user]
+        client: Any = self.redis.client()
+        client.execute_command("ACL", "SETUSER", user, "on", f">{password}", *USER_RIGHTS[user].split())
+        return self.redis.url.replace("redis://", f"redis://{user}:{password}@")
+
+    def _secret(self, namespace: str, name: str) -> Mapping[str, str]:
+        words = self.kube.kubectl("get", "secret", "-n", namespace, name, "-o", "json")
+        return {key: base64.b64decode(text).decode() for key, text in json.loads(words)["data"].items()}
 
 
 async def pods_eventually(kube: Kube, namespace: str, labels: Mapping[str, str], *, count: int) -> dict[str, str]:
@@ -203,7 +214,7 @@ async def running_cluster(kube: Kube, folder: Path, *, secrets: Path) -> AsyncIt
         pod=pod,
     )
     async with AsyncExitStack() as stack:
-        redis = RedisServer(folder)
+        redis = RedisServer(folder, program=redis_7_program())
         stack.callback(redis.kill)
         redis.start()
         await stack.enter_async_context(supervised([_istiod(kube, config)], folder))
