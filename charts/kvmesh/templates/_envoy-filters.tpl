@@ -4,7 +4,7 @@ Patches of the EnvoyFilters. The HTTP filters are those of the files in envoy/, 
 Names of the filters: "…ext_proc.kvmesh" differs from Istio's own filter, because routes refer to filters by name.
 */ -}}
 
-{{- /* The proxies that get the patches: no upper bound, so that an installation keeps working while Istio is upgraded. */ -}}
+{{- /* The proxies that get the patches. No upper bound: an installation keeps working while Istio is upgraded. */ -}}
 {{- define "kvmesh.proxies" -}}
 context: {{ eq .Values.mode "sidecar" | ternary "SIDECAR_OUTBOUND" "GATEWAY" }}
 proxy:

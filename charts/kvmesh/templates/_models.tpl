@@ -1,4 +1,4 @@
-{{- /* The pickers' volume with tokenizer folders, /models. Without it, pickers ask the pods of each model for tokens. */ -}}
+{{- /* The pickers' volume with tokenizer folders, /models. Without it, pickers ask the pods for tokens. */ -}}
 
 {{- define "kvmesh.modelVolume" -}}
 {{- if .Values.tokenizersClaim -}}

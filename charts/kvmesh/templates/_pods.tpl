@@ -104,25 +104,27 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{- /* An image's reference, from text or {repository, tag, digest}: (list IMAGE DEFAULT-TAG). */ -}}
-{{- define "kvmesh.imageReference" -}}
-{{- $image := first . -}}
-{{- if kindIs "map" $image -}}
-  {{- $image.repository -}}
-  {{- if or $image.tag (not $image.digest) }}:{{ $image.tag | default (last .) }}{{ end -}}
-  {{- with $image.digest }}@{{ . }}{{ end -}}
-{{- else -}}
-  {{- $image -}}
-{{- end -}}
-{{- end }}
-
 {{- /* Image and pull policy of picker and indexer. */ -}}
 {{- define "kvmesh.image" -}}
-image: {{ include "kvmesh.imageReference" (list .Values.image .Chart.AppVersion) | quote }}
-{{- $pullPolicy := .Values.imagePullPolicy }}
-{{- if kindIs "map" .Values.image }}
-{{- $pullPolicy = .Values.image.pullPolicy | default $pullPolicy }}
+{{- include "kvmesh.imageFields" (list .Values.image .Chart.AppVersion .Values.imagePullPolicy) -}}
 {{- end }}
+
+{{- /* Image and pull policy; IMAGE is text or {repository, tag, digest, pullPolicy}: (list IMAGE TAG PULLPOLICY). */ -}}
+{{- define "kvmesh.imageFields" -}}
+{{- $image := first . -}}
+{{- $pullPolicy := last . -}}
+{{- if kindIs "map" $image -}}
+  {{- $pullPolicy = $image.pullPolicy | default $pullPolicy -}}
+  {{- $reference := $image.repository -}}
+  {{- with $image.tag | default (empty $image.digest | ternary (index . 1) "") -}}
+    {{- $reference = printf "%s:%s" $reference . -}}
+  {{- end -}}
+  {{- with $image.digest -}}
+    {{- $reference = printf "%s@%s" $reference . -}}
+  {{- end -}}
+  {{- $image = $reference -}}
+{{- end -}}
+image: {{ $image | quote }}
 {{- with $pullPolicy }}
 imagePullPolicy: {{ . }}
 {{- end }}
@@ -195,12 +197,9 @@ livenessProbe:
 {{- include "kvmesh.redisVolumes" . }}
 {{- with $root.Values.podKeySecret }}
 - name: pod-key
-  secret: {{ include "kvmesh.secretFile" (list . $root.Values.podKeySecretKey "key") }}
+  secret:
+    secretName: {{ . | quote }}
+    items: [{key: {{ $root.Values.podKeySecretKey | quote }}, path: key}] # no other key of the Secret
+    defaultMode: 0440
 {{- end }}
-{{- end }}
-
-{{- /* A volume's Secret with one key as a file, and no other key: (list SECRET KEY FILE). */ -}}
-{{- define "kvmesh.secretFile" -}}
-{{- $item := dict "key" (index . 1) "path" (index . 2) -}}
-{{- dict "secretName" (first .) "items" (list $item) "defaultMode" 0440 | toJson -}}
 {{- end }}

@@ -7,8 +7,8 @@
 
 {{- /* Secrets for Redis: the folder of their volume, and the files by the URL's parameters. */ -}}
 {{- define "kvmesh.redisSecrets" -}}
-{{- $password := ternary .Values.redisPasswordSecret (include "kvmesh.redisUsersSecret" .) (not (empty .Values.redis)) -}}
-{{- with $password }}
+{{- $users := include "kvmesh.redisUsersSecret" . -}}
+{{- with empty .Values.redis | ternary $users .Values.redisPasswordSecret }}
 - {folder: password, secret: {{ . | quote }}, files: {password_file: password}}
 {{- end }}
 {{- with .Values.redisSentinelPasswordSecret }}
@@ -63,10 +63,11 @@ The users of the bundled Redis, a line each. The picker reads the index and shar
 bare prefix as their key. Redis knows the hashes of passwords only; anybody may ask whether it lives.
 */ -}}
 {{- define "kvmesh.redisUsers" -}}
+{{- $shown := "%R~{kv2}heartbeat %R~{kv2}indexers %R~{kv2}registry %R~{kv2}slots" -}}
 {{- $commands := "-@all +@read +@write -@dangerous -@scripting +eval +evalsha +multi +exec +ping +time +info +role" -}}
 default off
 probe on nopass -@all +ping
 picker on #$(PICKER_SHA256) %R~{kv2}* ~{kv2} ~{kv2}picker:* {{ $commands }} +client|tracking
 indexer on #$(INDEXER_SHA256) ~{kv2}* {{ $commands }}
-dashboards on #$(DASHBOARDS_SHA256) %R~{kv2}heartbeat %R~{kv2}indexers %R~{kv2}registry %R~{kv2}slots -@all +dbsize +get +hgetall +info +ping
+dashboards on #$(DASHBOARDS_SHA256) {{ $shown }} -@all +dbsize +get +hgetall +info +ping
 {{- end }}
