@@ -15,7 +15,8 @@ from tests.e2e.recorded_pods import Received, recorded_pods
 from tests.e2e.stack import Stack, eventually, running_stack
 from tests.e2e.test_disaggregation import HANDS_OVER
 
-FIELD = b'"kv_transfer_params": {"do_remote_prefill": true, "remote_host": "10.6.6.6", "remote_port": 1}'
+CHOSEN = b'"do_remote_prefill": true, "remote_host": "10.6.6.6", "remote_port": 1'
+FIELD = b'"kv_transfer_params": {' + CHOSEN + b"}"
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 BODIES = {
     CHAT: b'{"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "bootstrap_host"}], "x": @}',

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.stack import Stack, eventually, running_stack
 from tests.e2e.test_disaggregation import CONNECTOR, RACES, answer, forms, text
+from tests.e2e.test_transfer_fields import BODIES, CHAT, CHOSEN, COMPLETIONS, FORMS, GENERATE, PACKS
 from tests.vllm.environment import VllmEnvironment, ensure_nixl, with_start
 from tests.vllm.servers import MODEL_NAME, VllmPod, free_port, running_pods
 
@@ -239,3 +240,52 @@ async def test_a_prefill_pod_that_dies_under_load_costs_no_client_an_error(
             prefill.kill()
         assert set(statuses) == {200}
         await eventually(stack.open_bookings, lambda open_: open_ == 0)
+
+
+@asynccontextmanager
+async def connections() -> AsyncIterator[tuple[int, list[object]]]:
+    """Yield a port, and who has connected to it so far."""
+    peers: list[object] = []
+
+    def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peers.append(writer.get_extra_info("peername"))
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], peers
+
+
+async def test_no_field_of_a_client_makes_an_engine_connect_or_end(
+    split_pods: tuple[VllmPod, ...], tmp_path: Path
+) -> None:
+    """The last of this file: its pod ends, by a field that no picker has removed."""
+    pod = split_pods[1]
+    flags = ("--model", MODEL_NAME, "--tokenizer", str(pod.model_folder))
+    fetch = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_request_id": "r", "remote_block_ids": [[1]]}
+    async with (
+        connections() as (port, peers),
+        running_stack(tmp_path, *flags, settings=SETTINGS, endpoints=[pod.address]) as stack,
+    ):
+        await eventually(stack.state, lambda state: state["endpoints"][0]["state"] == "ready")
+        fetch |= {"remote_host": "127.0.0.1", "remote_port": port, "tp_size": 1}
+        chosen = json.dumps(fetch)[1:-1].encode()
+        statuses: list[int] = []
+        for path, body in BODIES.items():
+            for form in FORMS:
+                given = body.replace(b"@", form.replace(CHOSEN, chosen))
+                for coding, pack in {"identity": bytes, **PACKS}.items():
+                    headers = {"content-type": "application/json", "content-encoding": coding}
+                    sent = await stack.send("POST", path, data=pack(given), headers=headers)
+                    statuses.append(sent.status)
+        assert (len(statuses), statuses.count(200) >= 40, max(statuses) < 500) == (126, True, True), statuses
+        assert peers == []
+        assert (await stack.send("POST", COMPLETIONS, json={"model": MODEL_NAME, "prompt": "a"})).status == 200
+        # without a picker the same fields do both
+        params = {"max_tokens": 2, "extra_args": {"kv_transfer_params": fetch}}
+        generate = {"model": MODEL_NAME, "token_ids": [1] * 64, "sampling_params": params}
+        asked = asyncio.create_task(asyncio.to_thread(pod.post, GENERATE, generate))
+        await eventually(lambda: asyncio.sleep(0, len(peers)), bool, seconds=PATIENT_SECONDS)
+        chat = {"model": MODEL_NAME, "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}
+        with suppress(OSError):
+            assert pod.post(CHAT, chat | {"vllm_xargs": {"kv_transfer_params": ""}})[0] == 500
+        await asyncio.gather(asked, return_exceptions=True)
+        assert pod.process.has_ended(wait_seconds=PATIENT_SECONDS)
