@@ -28,6 +28,7 @@ STAMPS: Mapping[str, Mapping[str, str]] = {
     "istiod": {},
     "conformance": {},
     "actionlint": {},
+    "kube-score": {},
     "helm": {
         "helm.sh/helm/v3/internal/version.version": "v3.22.0",
         # what `helm template` takes a cluster for
@@ -38,7 +39,11 @@ STAMPS: Mapping[str, Mapping[str, str]] = {
     },
 }
 # of programs that are a module's own; of others it is the folder's
-PACKAGES = {"actionlint": "github.com/rhysd/actionlint/cmd/actionlint", "helm": "helm.sh/helm/v3/cmd/helm"}
+PACKAGES = {
+    "actionlint": "github.com/rhysd/actionlint/cmd/actionlint",
+    "helm": "helm.sh/helm/v3/cmd/helm",
+    "kube-score": "github.com/zegl/kube-score/cmd/kube-score",
+}
 
 
 class GoBuildError(Exception):
