@@ -142,6 +142,7 @@ class Books:
         unserved: bool,
         answered_at: float,
         is_watched: bool,
+        generated: int | None,
     ) -> None:
         self.open -= 1
         self.released.append((booking.endpoint, status))

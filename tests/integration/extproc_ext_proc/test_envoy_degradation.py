@@ -115,6 +115,7 @@ class Picker:
         unserved: bool,
         answered_at: float,
         is_watched: bool,
+        generated: int | None,
     ) -> None: ...
 
     def keeps(self, response_id: str, endpoint: str) -> None: ...
