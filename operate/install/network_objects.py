@@ -75,16 +75,16 @@ def _to_ports(*ports: int) -> dict[str, Any]:
 
 
 def _to_pods_and_servers(plan: InstallPlan, *servers: str | None) -> list[dict[str, Any]]:
-    """Allow the pods of kvmesh and of the pools, at any port, and by port alone what may be at any address.
+    """Allow pods at any port, and by port alone what may be at any address: API server, istiod, `servers` (URLs).
 
-    That is the API server, istiod and the `servers`, given by their URLs. Policies of the user's own allow more.
+    In the scope of the mesh policies may name pools of any namespace later. Policies of the user's own allow more.
     """
     if plan.redis_url and not plan.redis_url.startswith(ONE_SERVER):
         return [{}]  # Sentinels and nodes announce other addresses and ports
-    spaces = dict.fromkeys([plan.namespace, *(pool.namespace for pool in plan.pools)])
+    pods = [_peer(each) for each in plan.watched_namespaces] or [{"namespaceSelector": {}}]
     istiod = [ISTIOD] if plan.membership is MeshMembership.SIDECAR else []
     ports = [*API_SERVER_PORTS, *istiod, *(_port_of(url) for url in servers if url)]
-    return [{"to": [_peer(each) for each in spaces]}, TO_DNS, _to_ports(*ports)]
+    return [{"to": pods}, TO_DNS, _to_ports(*ports)]
 
 
 def _port_of(url: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 from extproc.errors import ConfigError
 from operate.install.envoy_filters import envoy_filters
 from operate.install.objects import INSTALLATION, KINDS, OWNED
-from operate.install.plan import InstallPlan, MeshMembership, Mode, PoolTarget, RedisKind, RouteTarget
+from operate.install.plan import InstallPlan, MeshMembership, Mode, PoolTarget, RedisKind, RouteTarget, Scope
 from operate.install.render import render
 from tests.unit.operate_install.sample_plans import MODES, every_plan, one, plan
 
@@ -216,11 +216,13 @@ def egress_of(documents: list[dict[str, Any]], component: str) -> list[dict[str,
 
 
 @pytest.mark.parametrize("component", ["kvmesh-picker", "kvmesh-indexer"])
-def test_pickers_and_indexers_open_connections_to_kvmesh_the_pools_and_a_few_ports(component: str) -> None:
+def test_pickers_and_indexers_open_connections_to_pods_where_pools_may_be_and_to_a_few_ports(component: str) -> None:
     to_pods, _, to_servers = egress_of(render(plan()), component)
+    assert to_pods == {"to": [{"namespaceSelector": {}}]}
+    assert [each["port"] for each in to_servers["ports"]] == [443, 6443, 8443, 16443, 15012]
+    to_pods, *_ = egress_of(render(plan(scope=Scope.NAMESPACED, root_namespace="kvmesh-system")), component)
     names = [each["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for each in to_pods["to"]]
     assert names == ["kvmesh-system", "llm"]
-    assert [each["port"] for each in to_servers["ports"]] == [443, 6443, 8443, 16443, 15012]
 
 
 @pytest.mark.parametrize(
