@@ -45,6 +45,7 @@ READY = {"extproc": "/readyz", "indexer": "/readyz", "sim": "/health"}
 REQUEST = {"model": "tiny", "messages": [{"role": "user", "content": "Why is the sea salty?"}]}
 WITH_POOLS = {"docs/guides/autoscaling.md", "docs/guides/planning.md", "docs/start/coming-from.md"}
 TRACE = REPOSITORY / "bench" / "data" / "mooncake_conversation_cut.jsonl"
+EPP_CONFIG = REPOSITORY / "tests" / "data" / "foreign_policies" / "llm_d_prefill_decode.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +234,7 @@ def put_files(page: str, folder: Path, documents: Path) -> None:
     (folder / "bin" / "kubectl").chmod(0o755)
     (folder / "request.json").write_text(json.dumps(REQUEST))
     shutil.copy(TRACE, folder / "requests.jsonl")
+    shutil.copy(EPP_CONFIG, folder / "epp.yaml")
     shutil.copytree(documents, folder / "mesh")
     if page != "docs/guides/admin-access.md":  # which makes it
         (folder / "admin-token").write_text(secrets.token_hex(16))
