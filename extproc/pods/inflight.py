@@ -39,7 +39,7 @@ class EndpointTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     requests: int = 0  # as the pod counts them: one for each choice of each prompt
     uncached_tokens: float = 0.0  # not computed yet, estimated
-    context_tokens: int = 0  # with half of the expected answers: their mean over their streams
+    context_tokens: int = 0
     growth_tokens: float = 0.0  # of the expected answers, still to come: half of them, with their spread
     filled_tokens: float = 0.0  # computed there recently, by open and ended requests: they fill its cache; decays
     promised: Mapping[str, int] = NONE_PROMISED  # requests by class, only of classes with an inter-token target
@@ -210,7 +210,7 @@ class Bookings:
         return EndpointTotals(
             requests=booked.sequences,
             uncached_tokens=booked.queued_tokens,
-            context_tokens=booked.context_tokens + int(growth),
+            context_tokens=booked.context_tokens,
             growth_tokens=growth and growth + sqrt(max(booked.answer_variance, 0.0)) / 2,
             filled_tokens=filled,
             promised=dict(booked.promised) if booked.promised else NONE_PROMISED,

@@ -274,7 +274,6 @@ def test_expected_answers_count_once_they_are_a_tenth_of_the_cache() -> None:
     def growth(capacity: int | None, hits: IndexHits = NO_HITS) -> float:
         report = load(reported_at=10.0, running_requests=4, kv_capacity_tokens=capacity)
         (pod,) = seen(status("a", load=report), bookings=bookings, hits=hits)
-        assert pod.context_tokens == 600
         return pod.growth_tokens
 
     assert growth(6000) == 650
