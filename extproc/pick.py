@@ -6,7 +6,7 @@ the same path without `book`. Every input except the endpoints is optional: the 
 `Decision.degraded` names the missing input.
 """
 
-from extproc.admission.asked_request import AskedRequest
+from extproc.admission.asked_request import AskedRequest, most_generated
 from extproc.admission.long_bodies import edit, read
 from extproc.admission.prepared_request import (
     Picked,
@@ -146,7 +146,8 @@ async def _look_up(asked: AskedRequest, draft: Draft, pool: PoolRuntime, *, befo
     else:
         quota, verdict = before.quota, before.verdict
         hits = await prefix_hits(asked, tokens, pool.index, session=session, quota=None)
-    answer = pool.expected_answer(asked, sent, session=session)
+    kind = asked.answer_kind(session)
+    answer = pool.books.answers.expected(kind, most=most_generated(asked, sent))
     if asked.request.kept_response is not None:
         asked = _to_keeper(asked, hits, pool, session=session)
         draft.facts = asked.facts
@@ -155,6 +156,7 @@ async def _look_up(asked: AskedRequest, draft: Draft, pool: PoolRuntime, *, befo
         sent=sent,
         tokens=tokens,
         query=query_of(asked, tokens, hits, session=session, degraded=degraded, answer=answer),
+        answer_kind=kind,
         quota=quota,
         verdict=verdict,
     )

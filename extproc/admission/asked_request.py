@@ -26,6 +26,7 @@ from extproc.errors import NoReadyEndpointError, PickError, PromptLimitError
 from extproc.ext_proc.exchange import RequestFacts
 from extproc.models.models import ModelTable, ResolvedModel, fall_back, resolve, stand_in
 from extproc.pods.endpoint import NOTHING_ASKED, Ask
+from extproc.pods.inflight import MOST_SEQUENCES
 from extproc.policy.priority import StepKind
 from extproc.policy.request_class import PriorityPolicy, RequestClass
 from extproc.prompts.tokenized_prompt import PromptTokens
@@ -103,10 +104,13 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Return what its answer's length depends on, None if it generates none."""
         if self.request.api not in TEXT_APIS or not self.request.costs_gpu:
             return None
-        asked, model = self.request_class, self.resolved.adapter or self.pool
-        choices = self.request.sequences
         return AnswerKind(
-            model=model, class_name=asked.class_name, tenant=asked.tenant, session=session or "", choices=choices
+            model=self.pool,
+            adapter=self.resolved.adapter or "",
+            class_name=self.request_class.class_name,
+            tenant=self.request_class.tenant,
+            session=session or "",
+            choices=min(self.request.sequences, MOST_SEQUENCES),  # a client may ask for any number
         )
 
     @property

@@ -8,7 +8,7 @@ import msgspec
 
 from extproc.admission.asked_request import AskedFor, AskedRequest, SentBody
 from extproc.admission.degradation import NO_MEASURES, took, words_of
-from extproc.answers.answer_lengths import UNKNOWN_LENGTH, AnswerLength
+from extproc.answers.answer_lengths import UNKNOWN_LENGTH, AnswerKind, AnswerLength
 from extproc.choosing.choose import Choice, Query
 from extproc.choosing.decision import Decision
 from extproc.choosing.room import Room
@@ -87,6 +87,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     sent: SentBody
     tokens: PromptTokens
     query: Query
+    answer_kind: AnswerKind | None = None  # None if it generates none
     quota: QuotaAsk | None = None  # its charge on the tenant's quota, to be settled or cancelled
     verdict: QuotaVerdict | None = None  # the quota's answer
 

@@ -18,7 +18,8 @@ MOST_GROUPS = 4096  # sessions and tenants are the clients' names
 class AnswerKind(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a request that decide on its answer's length; "" where there are none."""
 
-    model: str
+    model: str  # a configured name, or ""
+    adapter: str = ""
     class_name: str = ""
     tenant: str = ""
     session: str = ""
@@ -27,8 +28,8 @@ class AnswerKind(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """The groups that learn from the answer, the most specific first."""
-        model, class_name, tenant = self.model, self.class_name, self.tenant
-        groups = (model, class_name, tenant), (model, class_name), (model,)
+        served = self.model, self.adapter
+        groups = (*served, self.class_name, self.tenant), (*served, self.class_name), served
         return ((self.session,), *groups) if self.session else groups
 
 
@@ -49,9 +50,11 @@ class AnswerLengths:
         self._groups: dict[tuple[str, ...], _Lengths] = {}
         self._errors: dict[str, _Lengths] = {}  # by model
 
-    def expected(self, kind: AnswerKind, *, most: int | None) -> AnswerLength:
+    def expected(self, kind: AnswerKind | None, *, most: int | None) -> AnswerLength:
         """Return the length of a request's answers, at most `most` tokens (None: no limit)."""
-        for group in kind.groups if self._groups else ():
+        if kind is None or not self._groups:
+            return UNKNOWN_LENGTH
+        for group in kind.groups:
             seen = self._groups.get(group)
             if seen is not None and seen.answers >= LEAST_ANSWERS:
                 tokens, spread = seen.mean * kind.choices, sqrt(seen.variance * kind.choices)

@@ -22,7 +22,7 @@ NONE_BOOKED = EndpointBookings()
 NEVER = float("-inf")
 SLOW_FACTOR = 3.0  # an inter-token time this many times the endpoints' median is an outlier
 SLOW_FLOOR_SECONDS = 0.05  # an inter-token time below this never is
-LEAST_GROWTH = 0.1  # of the cache: expected answers below it do not count
+GROWTH_USAGE = 0.5  # of the cache in use: below it expected answers do not count, as a pod may report absurd ones
 MOST_AVOIDED_SHARE = 0.5  # of the endpoints, the first that failed
 
 
@@ -136,10 +136,8 @@ def candidates_of(
 def _with_streams(candidate: Candidate, own: EndpointTotals, other: EndpointBookings) -> Candidate:
     """Add the open streams by class, and the expected growth of their answers."""
     load, growth = candidate.load, 0.0
-    if own.growth_tokens and load is not None and load.kv_capacity_tokens:
+    if own.growth_tokens and load is not None and load.kv_usage >= GROWTH_USAGE:
         growth = own.growth_tokens * (1.0 + other.requests / own.requests)  # their answers are like this picker's
-        if growth <= LEAST_GROWTH * load.kv_capacity_tokens:
-            growth = 0.0
     promised = add_counts(own.promised, other.promised)
     if not (promised or growth):
         return candidate

@@ -5,6 +5,7 @@ An endpoint without a recent report is neither idle nor full: it gets a few requ
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 import msgspec
 
@@ -171,10 +172,8 @@ def _known(
 
 def _expected_usage(candidate: Candidate, load: EndpointLoad, answer_tokens: float) -> float:
     """Return the share of the cache in use once the prompts sent there are computed and the answers have grown."""
-    if not load.kv_capacity_tokens:
-        return load.kv_usage
     own = candidate.prompt_tokens - candidate.matched_tokens + answer_tokens
-    return load.kv_usage + (candidate.backlog_tokens + candidate.growth_tokens + own) / load.kv_capacity_tokens
+    return load.kv_usage + (candidate.backlog_tokens + candidate.growth_tokens + own) / (load.kv_capacity_tokens or inf)
 
 
 def _most_waiting(pace: EndpointPace, policy: OverloadPolicy, share: float) -> float:

@@ -104,7 +104,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     backlog_tokens: float = 0.0  # uncached prompt tokens sent by all pickers, not yet computed
     context_tokens: int = 0  # prompt tokens of the open requests, read by each decode step
     filled_tokens: float = 0.0  # prompt tokens computed recently: they fill its cache
-    growth_tokens: float = 0.0  # of the open requests' answers, still to come; 0 if unknown or little
+    growth_tokens: float = 0.0  # of the open requests' answers, still to come; 0 if it does not count
     trend: EndpointTrend = NO_TREND
     models: EndpointModels | None = None
     promised: Mapping[str, int] = {}  # open streams by class, only of classes with an inter-token target

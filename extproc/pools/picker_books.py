@@ -147,7 +147,7 @@ class PickerBooks:
             adapter=prepared.asked.resolved.adapter,
             quota=prepared.quota,
             is_stream=request.stream,
-            answer=prepared.asked.answer_kind(prepared.query.session),
+            answer=prepared.answer_kind,
             digest=prepared.asked.digest(SEED),
         )
         booking.is_engines = request.costs_gpu and not request.has_media

@@ -19,7 +19,6 @@ from extproc.admission.first_pod import FirstPodWaits
 from extproc.admission.gate import FIRST_POD, Gate
 from extproc.admission.pool_pressure import PoolPressure
 from extproc.admission.prepared_request import Picked, PrefixIndex, Prepared, PromptSource
-from extproc.answers.answer_lengths import UNKNOWN_LENGTH, AnswerLength
 from extproc.answers.promise import AnswerPromise, OpenPromise, Promise
 from extproc.choosing.choose import Choice, Full, PoolView, Snapshot
 from extproc.choosing.decision import Decision
@@ -146,11 +145,6 @@ class PoolRuntime:
         ask = self.quotas.ask(key, prompt_tokens=draft.prompt_tokens, most_generated=most, sequences=sequences)
         draft.holds.append(partial(self.quotas.cancel, ask))
         return ask
-
-    def expected_answer(self, asked: AskedRequest, sent: SentBody, *, session: str | None) -> AnswerLength:
-        """Return the expected length of a request's answers."""
-        kind = asked.answer_kind(session)
-        return UNKNOWN_LENGTH if kind is None else self.books.answers.expected(kind, most=most_generated(asked, sent))
 
     def book(self, picked: Picked, draft: Draft) -> BookedExchange:
         """Book a decision in the same turn of the event loop, so that the next decision takes it into account.

@@ -21,7 +21,8 @@ from kvmesh.pods.pod_report import EndpointLoad
 
 MEANS_SECONDS = 120.0  # half-life of the averages per request
 MOST_REQUESTS = 1_000_000  # at one pod; a larger number is nonsense
-BELIEVED, LEAST_BELIEVED = 4, 4  # limit of a pod's waiting requests: a multiple of its bookings, and of four
+# limit of a pod's waiting requests: a multiple of its bookings, and of four; of expected answers: of the mean answer
+BELIEVED, LEAST_BELIEVED = 4, 4
 MOST_TOKENS_PER_SECOND = 1e7  # of one pod; a larger number is nonsense
 MOST_REFUSED = 1.0  # times the served load: refused clients retry, and every retry would count again
 
@@ -117,10 +118,11 @@ class RoleDemand:
         tokens = waiting.tokens + whole * sum(load.waiting_requests for load in loads.values()) * tokens_each
         grown_tokens = 0.0 if self._backlog_tokens is None else tokens - self._backlog_tokens
         unforeseen = requests - waiting.foreseen_requests
-        answers = waiting.answer_tokens + unforeseen * output_each
+        foreseen = min(waiting.answer_tokens, BELIEVED * waiting.foreseen_requests * output_each)
+        answers = foreseen + unforeseen * output_each
         grown_answers = answers - self._backlog_answers - self._backlog_unforeseen * output_each
         self._backlog_tokens = tokens
-        self._backlog_answers, self._backlog_unforeseen = waiting.answer_tokens, unforeseen
+        self._backlog_answers, self._backlog_unforeseen = foreseen, unforeseen
         if is_first or seconds <= 0.0:
             return None
         served = whole * sums.uncached

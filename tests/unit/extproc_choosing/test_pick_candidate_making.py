@@ -265,17 +265,17 @@ def test_endpoints_that_nothing_sets_apart_are_made_as_all_others_are(
     assert made() == made(roles={"elsewhere": Role.DECODE})
 
 
-def test_expected_answers_count_once_they_are_a_tenth_of_the_cache() -> None:
+def test_expected_answers_count_from_half_of_the_cache_in_use_on() -> None:
     bookings = Bookings()
     for _ in range(2):
         bookings.book("a", now=10.5, answer_tokens=600.0, answer_variance=5000.0)
     others = IndexHits(view=SharedView(others={"a": EndpointBookings(2)}))
 
-    def growth(capacity: int | None, hits: IndexHits = NO_HITS) -> float:
-        report = load(reported_at=10.0, running_requests=4, kv_capacity_tokens=capacity)
+    def growth(usage: float, hits: IndexHits = NO_HITS) -> float:
+        report = load(reported_at=10.0, running_requests=4, kv_usage=usage, kv_capacity_tokens=6000)
         (pod,) = seen(status("a", load=report), bookings=bookings, hits=hits)
         return pod.growth_tokens
 
-    assert growth(6000) == 650
-    assert growth(6000, others) == 1300
-    assert (growth(6600), growth(None)) == (0, 0)
+    assert growth(0.5) == 650
+    assert growth(0.5, others) == 1300
+    assert growth(0.49) == 0

@@ -25,6 +25,7 @@ from extproc.errors import (
 from extproc.models.models import ModelRule, ModelTable, ModelTarget
 from extproc.pick import pick, prepare
 from extproc.pods.endpoint import EndpointModels, Reachability
+from extproc.pods.inflight import MOST_SEQUENCES
 from extproc.policy.priority import ClassRule, OverloadPolicy, Quota
 from extproc.policy.request_class import PriorityPolicy
 from extproc.policy.values import PRESETS, PickPolicy, Strategy
@@ -437,6 +438,7 @@ async def test_a_learned_answer_length_is_part_of_the_request_and_bounded_by_its
     mean, spread = await answer()
     assert (mean, spread) == pytest.approx((300, 100))
     assert await answer(n=2) == pytest.approx((2 * mean, 2**0.5 * spread))
+    assert (await answer(n=1 << 40))[0] == pytest.approx(MOST_SEQUENCES * mean)
     assert await answer(max_tokens=250) == (250, 0)
     embedding = json.dumps({"model": "tiny", "input": "hi"}).encode()
     other = await explained(pool, facts(path="/v1/embeddings"), embedding)

@@ -61,7 +61,8 @@ def test_answers_of_queued_requests_count_with_their_expected_length() -> None:
 
     assert decode(Waiting(requests=3)) == 5.0
     assert decode(Waiting(requests=5)) == 6.0  # two more of 100 tokens
-    assert decode(Waiting(requests=5, foreseen_requests=2, answer_tokens=1200)) == 11.0
+    assert decode(Waiting(requests=5, foreseen_requests=2, answer_tokens=600)) == 8.0
+    assert decode(Waiting(requests=5, foreseen_requests=2, answer_tokens=1e9)) == 9.0  # four times the mean each
     assert decode(Waiting(requests=5, foreseen_requests=2, answer_tokens=0)) == 5.0
 
 
