@@ -1,4 +1,4 @@
-"""From a pod's publishing of an event to a picker's seeing it: the whole way, through real sockets and processes.
+"""Latency from a pod's KV event to its visibility for the picker, through real sockets and processes.
 
     python -m bench.kv_visible [--rate 20000] [--seconds 20] [--sources 16] [--blocks 32] [--json FILE]
 
@@ -86,7 +86,7 @@ class Publishers:
         return sum(self._seqs)
 
     async def run(self, *, batches_a_second: float) -> None:
-        """Publish at a steady rate, over and over: so many batches are stored, then the same are removed."""
+        """Publish at a steady rate: store batches, remove them, and repeat."""
         began = time.perf_counter()
         for number in count():
             delay = began + number / batches_a_second - time.perf_counter()

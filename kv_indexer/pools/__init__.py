@@ -1,1 +1,1 @@
-"""Whose events are to be followed: pools, their members, where each publishes."""
+"""The sources of KV events: pools, their members, the addresses of their streams."""
