@@ -52,7 +52,7 @@ class AnswerLengths:
 
     def expected(self, kind: AnswerKind | None, *, most: int | None) -> AnswerLength:
         """Return the length of a request's answers, at most `most` tokens (None: no limit)."""
-        if kind is None or not self._groups:
+        if kind is None:
             return UNKNOWN_LENGTH
         for group in kind.groups:
             seen = self._groups.get(group)

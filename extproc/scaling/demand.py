@@ -21,8 +21,7 @@ from kvmesh.pods.pod_report import EndpointLoad
 
 MEANS_SECONDS = 120.0  # half-life of the averages per request
 MOST_REQUESTS = 1_000_000  # at one pod; a larger number is nonsense
-# limit of a pod's waiting requests: a multiple of its bookings, and of four; of expected answers: of the mean answer
-BELIEVED, LEAST_BELIEVED = 4, 4
+BELIEVED, LEAST_BELIEVED = 4, 4  # times a pod's bookings, and four: its waiting requests; times the mean: an answer
 MOST_TOKENS_PER_SECOND = 1e7  # of one pod; a larger number is nonsense
 MOST_REFUSED = 1.0  # times the served load: refused clients retry, and every retry would count again
 
